@@ -1,0 +1,76 @@
+"""jupyter_gpumem: PyTorch GPU memory in the notebook, measured exactly and left alone.
+
+In a notebook: `%load_ext jupyter_gpumem`, then `%gpumem`, `%gpumem STATEMENT` and `%%gpumem`.
+In any Python: `import jupyter_gpumem as gm`, then `gm.status()`, `with gm.measure() as m:`, `gm.Tracker()`.
+
+Importing this imports neither torch nor matplotlib nor ipywidgets, and touches no device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, UnavailableError
+    from .measurement import Measure, measure
+    from .overview import status
+    from .records import Measurement, Status
+    from .tracker import Tracker
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DeviceNotFoundError": "errors",
+    "GpumemError": "errors",
+    "InvalidValueError": "errors",
+    "Measure": "measurement",
+    "Measurement": "records",
+    "Status": "records",
+    "Tracker": "tracker",
+    "UnavailableError": "errors",
+    "measure": "measurement",
+    "status": "overview",
+}
+
+__all__ = [
+    "DeviceNotFoundError",
+    "GpumemError",
+    "InvalidValueError",
+    "Measure",
+    "Measurement",
+    "Status",
+    "Tracker",
+    "UnavailableError",
+    "measure",
+    "status",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, together with the way its results are shown."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(".report", __name__)
+    value = globals()[name] = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Add the magics to a shell: `%load_ext jupyter_gpumem`. Prints nothing."""
+    from .magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Take everything away again: `%unload_ext jupyter_gpumem`."""
+    from .magics import unload
+
+    unload(shell)

@@ -1,0 +1,110 @@
+"""What a device is to the rest of the package: two small Protocols.
+
+A `Backend` is a family of devices whose memory PyTorch manages (its counters are exact); a `Driver` speaks for the
+whole card, other processes included. Everything above this package is written against these two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from jupyter_gpumem.records import Counters, Device, DriverMemory
+
+Stats: TypeAlias = dict[str, Any]
+"""PyTorch's nested statistics: `{"allocated_bytes": {"all": {"current": 0, "peak": 0, ...}, ...}, "num_ooms": 0}`."""
+
+
+class Watcher(Protocol):
+    """Who wants to know when user code reads or resets the counters that we also use. Runs on the caller's thread."""
+
+    def reading(self, backend: Backend, index: int, stats: Stats) -> None:
+        """Correct, in place, statistics that are about to be handed to the user."""
+
+    def peak_reset(self, backend: Backend, index: int) -> AbstractContextManager[None]:
+        """Return a context in which the user's own reset of the peaks takes place."""
+
+    def totals_reset(self, backend: Backend, index: int) -> AbstractContextManager[None]:
+        """Return a context in which the user's own reset of the accumulated counts takes place."""
+
+
+class Backend(Protocol):
+    """A family of devices with one allocator each. Every method is thread-safe and none initialises a device."""
+
+    @property
+    def kind(self) -> str:
+        """PyTorch's device type, such as `cuda`."""
+
+    def ready(self) -> Sequence[int]:
+        """Return the indices of the devices that this process already uses: only these have counters."""
+
+    def count(self) -> int | None:
+        """Return how many devices are visible, or `None` while that cannot be known without initialising."""
+
+    def device(self, index: int) -> Device:
+        """Return who a ready device is."""
+
+    def stats(self, index: int) -> Stats:
+        """Return a fresh reading of a ready device's counters (about 15 us)."""
+
+    def reset_peaks(self, index: int) -> None:
+        """Set every peak to its current value. Only the peak ledger may call this."""
+
+    def memory(self, index: int) -> DriverMemory | None:
+        """Return total and free bytes as the device's run-time library gives them, or `None`."""
+
+    def segments(self, index: int) -> list[dict[str, Any]] | None:
+        """Return the allocator's segments in PyTorch's snapshot format, or `None`. Milliseconds: not for hot paths."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the allocator settings in force as the snapshot tells them; empty when there are none."""
+
+    def limit(self, index: int) -> int | None:
+        """Return how many bytes this process may reserve, or `None` without a cap."""
+
+    def workspaces(self, index: int) -> dict[int, int]:
+        """Return `{address: bytes}` of the library workspaces kept for the life of the process. Milliseconds."""
+
+    def watch(self, watcher: Watcher) -> Callable[[], None] | None:
+        """Let `watcher` see the user's reads and resets from now on.
+
+        Returns the function that undoes it, or `None` while there is nothing to watch.
+        """
+
+
+class Driver(Protocol):
+    """The card as its driver sees it. Every method is thread-safe and quick (under 0.1 ms once started)."""
+
+    def memory(self, device: Device) -> DriverMemory | None:
+        """Return the memory of the card that `device` is, or `None` when that very card cannot be identified."""
+
+    def cards(self) -> tuple[tuple[Device, DriverMemory], ...]:
+        """Return every card of the machine, for processes that have not initialised one; indices are the driver's."""
+
+
+def counters(stats: Stats) -> Counters:
+    """Pick the counters we report out of PyTorch's nested statistics; what is not there stays `None`."""
+    from jupyter_gpumem.records import Counters
+
+    def level(key: str, which: str = "current") -> int | None:
+        pools = stats.get(key)
+        value = pools["all"].get(which) if pools else None
+        return None if value is None else int(value)
+
+    return Counters(
+        allocated=level("allocated_bytes"),
+        reserved=level("reserved_bytes"),
+        active=level("active_bytes"),
+        requested=level("requested_bytes"),
+        inactive_split=level("inactive_split_bytes"),
+        live=level("allocation"),
+        peak_allocated=level("allocated_bytes", "peak"),
+        peak_reserved=level("reserved_bytes", "peak"),
+        retries=stats.get("num_alloc_retries"),
+        ooms=stats.get("num_ooms"),
+        allocation_count=level("allocation", "allocated"),
+        allocation_bytes=level("allocated_bytes", "allocated"),
+    )

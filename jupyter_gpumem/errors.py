@@ -1,0 +1,20 @@
+"""What can go wrong in a way a user can mend; each text is one line: what is wrong, what we got, what to do."""
+
+
+class GpumemError(Exception):
+    """Base of every error this package raises on purpose.
+
+    The magics turn it into IPython's one-line `UsageError`; anything else is a bug and keeps its traceback.
+    """
+
+
+class UnavailableError(GpumemError):
+    """The machine or its software cannot do what was asked for (no PyTorch, no such back end, no driver)."""
+
+
+class DeviceNotFoundError(GpumemError):
+    """A device was named that this process cannot see."""
+
+
+class InvalidValueError(GpumemError):
+    """A size, number or name could not be understood."""

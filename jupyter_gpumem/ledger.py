@@ -1,0 +1,312 @@
+"""The peak ledger: exact peaks for any number of open measurements, and the user's own maximum left as it was.
+
+PyTorch keeps one peak for each device and everybody resets it for everybody (pytorch/pytorch#16266, #15968). The ledger
+makes it serve all: before the counter is reset, its value is folded into every open interval and into the user's own
+maximum; when the user reads the counter, that maximum is added back; when the user resets it, the value is folded into
+the open intervals in the same way and the reset is honoured. Nothing here samples.
+
+What cannot be seen is noticed where possible: a peak that fell without a reset we know of makes the affected results
+lower bounds, and they say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from . import devices
+from .records import NOTHING_YET, Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .devices import Backend, Stats
+
+Key: TypeAlias = "tuple[Backend, int]"
+Peaks: TypeAlias = "dict[tuple[str, object], int]"
+
+UNSEEN_RESET = "the peak counter was reset out of our sight"
+RACE = "another thread allocated and freed at the very moment a measurement began"
+
+
+@dataclass(slots=True)
+class _Account:
+    """What the ledger remembers of one device.
+
+    `user` holds the maxima that the user would see had we never reset; `None` when the counters themselves still show
+    them. `last` are the peaks as last read. `retries`, `ooms`, `count` and `size` are what the user's own resets of the
+    accumulated counts have wiped out so far.
+    """
+
+    user: Peaks | None = None
+    last: Peaks = field(default_factory=dict)
+    retries: int = 0
+    ooms: int = 0
+    count: int = 0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Span:
+    """One device inside one interval: how it began, the highest peaks folded in so far, and any doubt about them."""
+
+    start: Counters
+    peak_allocated: int | None = 0
+    peak_reserved: int | None = 0
+    doubt: str | None = None
+    first_use: bool = False
+    end: Counters = NOTHING_YET
+
+
+class Interval:
+    """A measurement that is open in the ledger: one span for each device, created when the device is first seen."""
+
+    __slots__ = ("only", "spans")
+
+    def __init__(self, only: frozenset[str] | None) -> None:
+        self.only = only
+        self.spans: dict[Key, Span] = {}
+
+    def covers(self, backend: Backend, index: int) -> bool:
+        """Whether the device belongs to this interval."""
+        return self.only is None or f"{backend.kind}:{index}" in self.only
+
+
+class PeakLedger:
+    """The book of all open intervals of a process. Thread-safe; one instance, `LEDGER`, serves everybody."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._accounts: dict[Key, _Account] = {}
+        self._open: list[Interval] = []
+        self._unwatch: dict[Backend, Callable[[], None]] = {}
+        self._import_watch: devices.TorchImportWatch | None = None
+
+    # Measuring.
+
+    def open(self, only: frozenset[str] | None = None) -> Interval:
+        """Begin an interval on every ready device (or those whose label is in `only`). About 50 us for each device."""
+        interval = Interval(only)
+        with self._lock:
+            self._watch()
+            for backend, index in devices.ready_devices():
+                if interval.covers(backend, index):
+                    start = self._restart_peaks(backend, index)
+                    interval.spans[backend, index] = Span(start, start.allocated, start.reserved)
+            self._open.append(interval)
+        return interval
+
+    def close(self, interval: Interval) -> dict[Key, Span]:
+        """End an interval and return its spans, in device order. Closing twice raises `ValueError`."""
+        with self._lock:
+            if interval not in self._open:
+                raise ValueError("this interval is closed already")
+            for backend, index in devices.ready_devices():
+                if interval.covers(backend, index):
+                    stats = backend.stats(index)
+                    self._fold(backend, index, stats)
+                    span = self._span(interval, backend, index)
+                    span.end = self._with_totals(backend, index, devices.counters(stats))
+                    _check_totals(span)
+            self._open.remove(interval)
+            self._drop_what_counters_show_again()
+            self._unwatch_if_idle()
+        return interval.spans
+
+    @property
+    def open_intervals(self) -> int:
+        """How many measurements are open now."""
+        return len(self._open)
+
+    @property
+    def watching(self) -> bool:
+        """Whether any binding of PyTorch is replaced, or its import watched, at the moment."""
+        return bool(self._unwatch) or self._import_watch is not None
+
+    def detach(self) -> None:
+        """Give every binding back at once (`%unload_ext`). From then on the user's maximum is what the counter says."""
+        with self._lock:
+            for undo in self._unwatch.values():
+                undo()
+            self._unwatch.clear()
+            if self._import_watch is not None:
+                self._import_watch.remove()
+                self._import_watch = None
+            for account in self._accounts.values():
+                account.user = None
+
+    # What the user's own code does meanwhile (`devices.Watcher`).
+
+    def reading(self, backend: Backend, index: int, stats: Stats) -> None:
+        """Raise the peaks in `stats` to what the user would see without us."""
+        account = self._accounts.get((backend, index))
+        if account is not None and account.user:
+            for key, name, leaf in _leaves(stats):
+                leaf["peak"] = max(leaf["peak"], account.user.get((key, name), 0))
+
+    @contextlib.contextmanager
+    def peak_reset(self, backend: Backend, index: int) -> Iterator[None]:
+        """Fold the peaks that the user is about to wipe out; afterwards the user's maximum starts anew."""
+        with self._lock:
+            before = backend.stats(index)
+            self._fold(backend, index, before)
+            yield
+            after = backend.stats(index)
+            account = self._account(backend, index)
+            account.user, account.last = None, _peaks(after)
+            self._doubt_if_raced(backend, index, before, after)
+
+    @contextlib.contextmanager
+    def totals_reset(self, backend: Backend, index: int) -> Iterator[None]:
+        """Carry over the counts that the user is about to wipe out, so that differences stay right."""
+        with self._lock:
+            before = devices.counters(backend.stats(index))
+            yield
+            account = self._account(backend, index)
+            account.retries += before.retries or 0
+            account.ooms += before.ooms or 0
+            account.count += before.allocation_count or 0
+            account.size += before.allocation_bytes or 0
+
+    # Book-keeping; the lock is held.
+
+    def _restart_peaks(self, backend: Backend, index: int) -> Counters:
+        before = backend.stats(index)
+        self._fold(backend, index, before)
+        account = self._account(backend, index)
+        if account.user is None:
+            account.user = dict(account.last)
+        else:
+            for key, value in account.last.items():
+                account.user[key] = max(account.user.get(key, 0), value)
+        account.last = {}  # an interrupt right after the reset must not look like one out of our sight
+        backend.reset_peaks(index)
+        after = backend.stats(index)
+        account.last = _peaks(after)
+        self._doubt_if_raced(backend, index, before, after)
+        return self._with_totals(backend, index, devices.counters(after))
+
+    def _fold(self, backend: Backend, index: int, stats: Stats) -> None:
+        """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
+        account = self._account(backend, index)
+        peaks = _peaks(stats)
+        unseen = any(value > peaks.get(key, value) for key, value in account.last.items())
+        if unseen:
+            account.user = None  # honoured, as a reset in our sight would be
+        account.last = peaks
+        read = devices.counters(stats)
+        for interval in self._open:
+            if interval.covers(backend, index):
+                span = self._span(interval, backend, index)
+                span.peak_allocated = _highest(span.peak_allocated, read.peak_allocated)
+                span.peak_reserved = _highest(span.peak_reserved, read.peak_reserved)
+                if unseen:
+                    span.doubt = UNSEEN_RESET
+
+    def _span(self, interval: Interval, backend: Backend, index: int) -> Span:
+        """Return the span of a device; one that became ready inside the interval began with nothing."""
+        span = interval.spans.get((backend, index))
+        if span is None:
+            span = interval.spans[backend, index] = Span(NOTHING_YET, first_use=True)
+        return span
+
+    def _doubt_if_raced(self, backend: Backend, index: int, before: Stats, after: Stats) -> None:
+        """Mark intervals if a peak can have come and gone between the reading and the reset.
+
+        Memory that only grew, or only shrank, between the two has its maximum in one of them: nothing is lost then.
+        """
+        if all(_moved(before, after, way) for way in ("allocated", "freed")):
+            for interval in self._open:
+                if interval.covers(backend, index):
+                    self._span(interval, backend, index).doubt = RACE
+
+    def _with_totals(self, backend: Backend, index: int, read: Counters) -> Counters:
+        account = self._account(backend, index)
+        return replace(
+            read,
+            retries=_plus(read.retries, account.retries),
+            ooms=_plus(read.ooms, account.ooms),
+            allocation_count=_plus(read.allocation_count, account.count),
+            allocation_bytes=_plus(read.allocation_bytes, account.size),
+        )
+
+    def _account(self, backend: Backend, index: int) -> _Account:
+        return self._accounts.setdefault((backend, index), _Account())
+
+    def _drop_what_counters_show_again(self) -> None:
+        for account in self._accounts.values():
+            if account.user is not None and all(account.last.get(k, 0) >= v for k, v in account.user.items()):
+                account.user = None
+
+    def _watch(self) -> None:
+        for backend in devices.backends():
+            undo = None if backend in self._unwatch else backend.watch(self)
+            if undo is not None:
+                self._unwatch[backend] = undo
+        if self._import_watch is None and "torch" not in sys.modules:
+            self._import_watch = devices.TorchImportWatch(self._torch_imported)
+            self._import_watch.install()
+
+    def _torch_imported(self) -> None:
+        with self._lock:
+            self._import_watch = None
+            if self._open:
+                self._watch()
+
+    def _unwatch_if_idle(self) -> None:
+        if not self._open and all(account.user is None for account in self._accounts.values()):
+            self.detach()
+
+
+LEDGER = PeakLedger()
+
+
+def _leaves(stats: Stats) -> Iterator[tuple[str, object, dict[str, int]]]:
+    """Yield `(key, pool, counter)` for every counter that has a peak, at either depth of PyTorch's statistics."""
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            if "peak" in value:
+                yield key, None, value
+            else:
+                for name, leaf in value.items():
+                    if isinstance(leaf, dict) and "peak" in leaf:
+                        yield key, name, leaf
+
+
+def _peaks(stats: Stats) -> Peaks:
+    return {(key, name): leaf["peak"] for key, name, leaf in _leaves(stats)}
+
+
+def _moved(before: Stats, after: Stats, way: str) -> bool:
+    """Whether memory was allocated (or freed) between two readings, by the count that only ever rises."""
+    counts = [stats.get("allocation", {}).get("all", {}).get(way) for stats in (before, after)]
+    return bool(counts[0] != counts[1])
+
+
+def _check_totals(span: Span) -> None:
+    """Doubt a peak below the average allocation: at least one allocation was that large, so the peak was too.
+
+    Counts that fell were reset out of our sight: then nothing can be said of them.
+    """
+    count = _minus(span.end.allocation_count, span.start.allocation_count)
+    size = _minus(span.end.allocation_bytes, span.start.allocation_bytes)
+    if count is not None and count < 0:
+        unknown = {"retries": None, "ooms": None, "allocation_count": None, "allocation_bytes": None}
+        span.start = replace(span.start, **unknown)
+    elif count and size and span.peak_allocated is not None and span.peak_allocated * count < size:
+        span.doubt = UNSEEN_RESET
+
+
+def _highest(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else max(a, b)
+
+
+def _plus(a: int | None, b: int) -> int | None:
+    return None if a is None else a + b
+
+
+def _minus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a - b

@@ -1,0 +1,163 @@
+"""Measuring whole cells while IPython runs them natively, as it would without us.
+
+A cell whose first line is `%%gpumem` loses that line in an input transform and is measured by the hooks around every
+cell: last value, `;`, `await`, error status, line numbers, history and `%debug` stay IPython's own. The transform may
+run any number of times for one cell, so it only decides and never acts.
+
+Inside a running cell (`%%capture`, `%%time`) the line is left alone, and the registered cell magic does the measuring:
+there no hook is sure to follow.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from jupyter_gpumem import report
+from jupyter_gpumem.errors import GpumemError
+from jupyter_gpumem.measurement import Measure
+
+from . import gpumem
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyter_gpumem.records import Measurement
+
+    from .session import Session
+
+_MAGIC_LINE = re.compile(r"%%gpumem(?:[ \t]+(.*))?[ \t]*\n?")
+
+
+@dataclass(slots=True)
+class _Running:
+    """A cell that runs now: IPython's info object is its token; `options` are those of its own `%%gpumem`."""
+
+    info: Any
+    measure: Measure | None
+    options: argparse.Namespace | None
+
+
+class CellWatch:
+    """The input transform and the two hooks of a session, and the cells that run in each thread.
+
+    Attributes:
+        auto: how every cell is measured, or `None`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.auto: gpumem.Auto | None = None
+        self._session = session
+        self._threads = threading.local()
+
+        def without_magic_line(lines: list[str]) -> list[str]:
+            return self._strip(lines)
+
+        # Otherwise a terminal would think `%%gpumem` complete after its first line: cell magics end with a blank one.
+        without_magic_line.has_side_effects = True  # type: ignore[attr-defined]
+        self._transform = without_magic_line
+
+    def load(self) -> None:
+        """Add the transform and the hooks."""
+        shell = self._session.shell
+        shell.input_transformers_cleanup.append(self._transform)
+        shell.events.register("pre_run_cell", self._before)
+        shell.events.register("post_run_cell", self._after)
+
+    def unload(self) -> None:
+        """Remove them, and end what is still being measured."""
+        shell = self._session.shell
+        shell.input_transformers_cleanup.remove(self._transform)
+        shell.events.unregister("pre_run_cell", self._before)
+        shell.events.unregister("post_run_cell", self._after)
+        for running in self._stack:
+            if running.measure is not None:
+                running.measure.stop(search_workspaces=False)
+        self._stack.clear()
+
+    @property
+    def _stack(self) -> list[_Running]:
+        """The cells that run in this thread, outermost first."""
+        if not hasattr(self._threads, "stack"):
+            self._threads.stack = []
+        stack: list[_Running] = self._threads.stack
+        return stack
+
+    def _request(self, lines: list[str]) -> argparse.Namespace | None:
+        """Return the options of a cell that is to be measured natively, or `None` if it is not or cannot be."""
+        match = _MAGIC_LINE.fullmatch(lines[0]) if lines and not self._stack else None
+        if match is None:
+            return None
+        try:
+            options = gpumem.OPTIONS.parse(match[1] or "")
+            gpumem.check(options, cell=True)
+        except (UsageError, GpumemError):
+            return None  # the registered magic says what is wrong, before anything of the user's runs
+        return options if not options.help and options.repeat is None else None
+
+    def _strip(self, lines: list[str]) -> list[str]:
+        if not lines or not lines[0].startswith("%%gpumem") or self._request(lines) is None:
+            return lines
+        rest = lines[1:]
+        # A blank line keeps the user's line numbers; but another cell magic is only one in the first line.
+        return rest if rest and rest[0].startswith("%%") else ["\n", *rest]
+
+    def _before(self, info: Any) -> None:
+        """Begin to measure if the cell asks for it, or every cell does. On `pre_run_cell`."""
+        options = self._request(self._cleaned(info.raw_cell)) if "%%gpumem" in info.raw_cell else None
+        measure = None
+        if options is not None:
+            measure = Measure(devices=options.device)
+        elif self.auto is not None and not self._stack:
+            measure = Measure(devices=self.auto.devices)
+        self._stack.append(_Running(info, measure, options))
+        if measure is not None:
+            measure.start()
+
+    def _after(self, result: Any) -> None:
+        """End the measurement of the cell that just ended, and show it. On `post_run_cell`.
+
+        A `post` without its `pre` (an empty cell, the cell that loaded us) is not ours; a lost `post` is made up for.
+        """
+        stack = self._stack
+        position = len(stack) - 1
+        if result is not None:  # None: the run was cut off before there was a result; it is the innermost one's
+            while position >= 0 and stack[position].info is not result.info:
+                position -= 1
+        if position < 0:
+            return
+        ended = stack[position]
+        for lost in stack[position + 1 :]:
+            if lost.measure is not None:
+                lost.measure.stop(search_workspaces=False)
+        del stack[position:]
+        if ended.measure is None:
+            return
+        error = KeyboardInterrupt() if result is None else result.error_in_exec
+        measurement = ended.measure.stop(
+            None if error is None else type(error), search_workspaces=ended.options is not None
+        )
+        if result is not None and result.error_before_exec is not None:
+            return  # a syntax error: nothing has run
+        if ended.options is None:
+            self._show_line(measurement)
+        else:
+            gpumem.deliver(self._session, ended.options, measurement)
+
+    def _show_line(self, measurement: Measurement) -> None:
+        moved = [abs(size or 0) for u in measurement.devices for size in (u.peak_over_start, u.delta_allocated)]
+        if self.auto is not None and max(moved, default=0) >= self.auto.minimum:
+            self._session.show_text(report.measurement_line(measurement))
+
+    def _cleaned(self, raw_cell: str) -> list[str]:
+        """Return the lines of a cell as our transform gets them."""
+        lines = raw_cell.splitlines(keepends=True)
+        for transform in self._session.shell.input_transformers_cleanup:
+            if transform is self._transform:
+                break
+            lines = transform(lines)
+        return lines

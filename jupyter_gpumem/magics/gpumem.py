@@ -1,0 +1,179 @@
+"""`%gpumem`, `%%gpumem` and `%gpumem_auto`: what a statement, a cell or every cell costs, and what the card holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem import devices
+from jupyter_gpumem.errors import InvalidValueError, UnavailableError
+from jupyter_gpumem.measurement import Measure, check_devices, device_labels
+from jupyter_gpumem.overview import status
+from jupyter_gpumem.records import Series
+from jupyter_gpumem.units import format_bytes
+
+from .options import Options, positive, size, variable
+from .running import prepare
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from jupyter_gpumem.records import Record
+
+    from .session import Session
+
+
+def _device_names() -> Iterable[str]:
+    ready = list(devices.ready_devices())
+    return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
+
+
+OPTIONS = (
+    Options(
+        "gpumem",
+        "Measure what code does to GPU memory: its exact peak, what it leaves behind, what it only needed meanwhile.\n"
+        "Without a statement: what every device holds now, in layers that add up to the card.\n\n"
+        "The code runs as it would without this magic, and torch.cuda.max_memory_allocated() and its relatives keep\n"
+        "saying what they would have said.",
+        usage=("%gpumem", "%gpumem [options] STATEMENT", "%%gpumem [options]"),
+        statement=True,
+        examples="examples:\n"
+        "  %gpumem                        the status of all devices\n"
+        "  %gpumem y = model(x)           one statement\n"
+        "  r = %gpumem -o model(x)        keep the result: r[0].peak_allocated, r.to_dict()\n"
+        "  %%gpumem -v cost               the cell; the result goes to the variable `cost`\n"
+        "  %%gpumem -r 3                  the cell three times: first-use costs against the steady state",
+    )
+    .option(
+        "-d",
+        "--device",
+        action="append",
+        metavar="N",
+        complete=_device_names,
+        help="measure this device (0 or cuda:0); repeatable; default: all, shown when they changed",
+    )
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run")
+    .finish()
+)
+
+AUTO_OPTIONS = (
+    Options(
+        "gpumem_auto",
+        "Measure every cell and show one line below each. Without an argument: say whether that is on.",
+        usage=("%gpumem_auto [on|off] [options]",),
+        examples="examples:\n  %gpumem_auto on\n  %gpumem_auto on --min 1MiB     no line for cells that moved less",
+    )
+    .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
+    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="measure this device only")
+    .option("--min", type=size, default=0, metavar="SIZE", help="show no line for cells that moved less than this")
+    .finish()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """That every cell is measured, and which cells get a line: those that moved at least `minimum` bytes."""
+
+    devices: tuple[str, ...] | None
+    minimum: int
+
+
+def check(options: argparse.Namespace, *, cell: bool) -> None:
+    """Refuse what cannot be done, before any code of the user's runs.
+
+    Raises:
+        UnavailableError: PyTorch is not installed, or a device was named and there can be none.
+        DeviceNotFoundError: a named device is not visible.
+        InvalidValueError: options that do not go together.
+    """
+    if options.help:
+        return
+    if cell and options.statement:
+        raise InvalidValueError(
+            f"the code of a cell begins on the second line, got {options.statement!r} on the first; "
+            "for one statement write %gpumem with one percent sign"
+        )
+    if cell and options.output:
+        raise InvalidValueError("a cell cannot return the result (-o); store it in a variable with -v NAME")
+    if not devices.torch_installed():
+        raise UnavailableError(f"GPU memory cannot be measured: {devices.explain_absence()}")
+    check_devices(device_labels(options.device))
+
+
+def line(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Any:
+    """Run `%gpumem`: the status, or one statement measured."""
+    __tracebackhide__ = True
+    if options.statement:
+        return _measured(session, options, options.statement, local_ns)
+    if options.repeat is not None:
+        raise InvalidValueError("-r needs a statement to repeat: %gpumem -r 3 STATEMENT")
+    only = device_labels(options.device)
+    check_devices(only)
+    record = status(only)
+    if not record.devices and not devices.torch_installed():
+        raise UnavailableError(f"nothing to show: {record.missing}")
+    return deliver(session, options, record)
+
+
+def cell(session: Session, options: argparse.Namespace, body: str) -> Any:
+    """Run `%%gpumem` inside another magic, or with repeats; elsewhere `cells` measures the cell natively."""
+    __tracebackhide__ = True
+    return _measured(session, options, body, None, cell=True)
+
+
+def _measured(
+    session: Session, options: argparse.Namespace, code: str, local_ns: dict[str, Any] | None, *, cell: bool = False
+) -> Any:
+    """Run code from inside the magic; returns its last value, or with `-o` the result object."""
+    __tracebackhide__ = True
+    check(options, cell=cell)
+    run = prepare(session.shell, code, local_ns)
+    runs = []
+    value = None
+    record: Record
+    try:
+        for number in range(1, (options.repeat or 1) + 1):
+            value = None  # so that a run never overlaps with the result of the one before
+            measure = Measure(devices=options.device)
+            failure: type[BaseException] | None = None
+            measure.start()
+            try:
+                value = run()
+            except BaseException as error:
+                failure = type(error)
+                raise
+            finally:
+                result = measure.stop(failure)
+                runs.append(result if options.repeat is None else replace(result, repeat=(number, options.repeat)))
+    finally:
+        record = runs[0] if options.repeat is None else Series(tuple(runs))
+        returned = deliver(session, options, record)
+    return returned if options.output else value if options.repeat is None else None
+
+
+def deliver(session: Session, options: argparse.Namespace, record: Record) -> Record | None:
+    """Store, show or return a result, as the options say."""
+    if options.variable is not None:
+        session.shell.push({options.variable: record})  # type: ignore[no-untyped-call]
+    if options.output:
+        return record
+    if not options.quiet:
+        session.show(record)
+    return None
+
+
+def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> None:  # noqa: ARG001
+    """Run `%gpumem_auto`."""
+    if options.state == "on":
+        check_devices(device_labels(options.device))
+        session.cells.auto = Auto(None if options.device is None else tuple(options.device), options.min)
+    elif options.state == "off":
+        session.cells.auto = None
+    else:
+        setting = session.cells.auto
+        threshold = f", those that move at least {format_bytes(setting.minimum)}" if setting and setting.minimum else ""
+        session.show_text(f"gpumem measures {'every cell' + threshold if setting else 'no cell by itself'}")

@@ -1,0 +1,153 @@
+"""The options of the magics: parsed, explained by `--help` and `?`, and completed, all from one definition."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import shlex
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_TOKEN = re.compile(r"\s*(\S+)")
+
+
+class Options(argparse.ArgumentParser):
+    """The options of one magic.
+
+    Args:
+        name: the magic's name, without percent signs.
+        summary: what it does: the first sentence stands alone.
+        usage: the usage lines.
+        statement: whether the rest of the line, from the first word that is no option, belongs to the user verbatim.
+        examples: lines for the end of the help.
+    """
+
+    def __init__(
+        self, name: str, summary: str, *, usage: Iterable[str], statement: bool = False, examples: str = ""
+    ) -> None:
+        super().__init__(
+            prog=f"%{name}",
+            usage="\n       ".join(usage).replace("%", "%%"),
+            description=summary,
+            epilog=examples or None,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=88),
+        )
+        self.name = name
+        self.takes_statement = statement
+        self._completers: dict[str, Callable[[], Iterable[str]]] = {}
+        self.parse = functools.lru_cache(maxsize=64)(self._parse)
+
+    def option(self, *flags: str, complete: Callable[[], Iterable[str]] | None = None, **kwargs: Any) -> Options:
+        """Add an option or argument; `complete` lists the values that Tab offers."""
+        action = self.add_argument(*flags, **kwargs)
+        if complete is not None:
+            self._completers[action.dest] = complete
+        return self
+
+    def finish(self) -> Options:
+        """Add `--help`, last, and return the finished options."""
+        self.add_argument("--help", action="store_true", help="show this help")
+        return self
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.prog}: {message}; {self.prog} --help lists what there is")
+
+    def _parse(self, line: str) -> argparse.Namespace:
+        """Return the options of a magic's line; equal lines give the same object. `statement` is the user's rest.
+
+        Raises:
+            UsageError: an option or value is not understood.
+        """
+        words, statement = self._split(line)
+        if "--help" in words:
+            return argparse.Namespace(help=True)
+        options = self.parse_args(words)
+        options.statement = statement
+        return options
+
+    def _split(self, line: str) -> tuple[list[str], str]:
+        if not self.takes_statement:
+            try:
+                return shlex.split(line), ""
+            except ValueError as error:
+                self.error(f"cannot read {line.strip()!r} ({error})")
+        words: list[str] = []
+        end = 0
+        while match := _TOKEN.match(line, end):
+            word = match[1]
+            if word == "--":
+                return words, line[match.end() :].strip()
+            wants_value = bool(words) and words[-1] in self._value_flags()
+            if not wants_value and not word.startswith("-"):
+                break
+            words.append(word)
+            end = match.end()
+        return words, line[end:].strip()
+
+    def _value_flags(self) -> set[str]:
+        return {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
+
+    def complete(self, line: str, word: str) -> list[str]:
+        """Return what Tab offers for `word`, the unfinished last word of `line`; nothing inside a statement."""
+        before = line.split()[1:]
+        if before and word:
+            before = before[:-1]
+        if before and (action := self._flag(before[-1])) is not None and action.nargs != 0:
+            return self._values(action, word)
+        if self.takes_statement and any(not w.startswith("-") for w in self._without_values(before)):
+            return []
+        if word.startswith("-"):
+            return sorted(flag for a in self._actions for flag in a.option_strings if flag.startswith(word))
+        found = [value for a in self._actions if not a.option_strings for value in self._values(a, word)]
+        return found if found or word else sorted(a.option_strings[-1] for a in self._actions if a.option_strings)
+
+    def _without_values(self, words: list[str]) -> list[str]:
+        flags = self._value_flags()
+        return [word for number, word in enumerate(words) if not number or words[number - 1] not in flags]
+
+    def _flag(self, word: str) -> argparse.Action | None:
+        return next((action for action in self._actions if word in action.option_strings), None)
+
+    def _values(self, action: argparse.Action, word: str) -> list[str]:
+        complete = self._completers.get(action.dest)
+        values = complete() if complete else (action.choices or ())
+        return [str(value) for value in values if str(value).startswith(word)]
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"not a number of at least 1: {text!r}")
+    return int(text)
+
+
+def variable(text: str) -> str:
+    """Read the name of a variable."""
+    import keyword
+
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"not a variable name: {text!r}")
+    return text
+
+
+def size(text: str) -> int:
+    """Read a size such as 512MiB."""
+    from jupyter_gpumem.errors import InvalidValueError
+    from jupyter_gpumem.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except InvalidValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

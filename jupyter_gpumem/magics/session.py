@@ -1,0 +1,129 @@
+"""The one object that holds the state of a loaded extension, and the shape of a magic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.core import magic as ipython_magic
+from IPython.core.error import TryNext, UsageError
+from IPython.display import display
+
+from jupyter_gpumem import report
+from jupyter_gpumem.errors import GpumemError
+from jupyter_gpumem.ledger import LEDGER
+
+from .cells import CellWatch
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpumem.records import Record
+
+    from .options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Magic:
+    """A magic: its options, and what it does as a line and, if it can be one, as a cell.
+
+    `line` gets the session, the options and the caller's local names; `cell` the session, the options and the body.
+    """
+
+    options: Options
+    line: Callable[[Session, argparse.Namespace, dict[str, Any] | None], Any]
+    cell: Callable[[Session, argparse.Namespace, str], Any] | None = None
+
+
+class Session:
+    """A loaded extension: what it added to the shell, and what `unload` takes away.
+
+    Args:
+        shell: the IPython shell.
+        magics: what to register.
+    """
+
+    def __init__(self, shell: InteractiveShell, magics: tuple[Magic, ...]) -> None:
+        self.shell = shell
+        self.cells = CellWatch(self)
+        self._magics = magics
+
+    def load(self) -> None:
+        """Register the magics, their completion and the cell hooks."""
+        for magic in self._magics:
+            name = magic.options.name
+            register: Any = self.shell.register_magic_function
+            register(_line_function(self, magic), "line", name)
+            if magic.cell is not None:
+                register(_cell_function(self, magic, magic.cell), "cell", name)
+            set_hook: Any = self.shell.set_hook
+            for key in (f"%{name}", f"%%{name}"):
+                set_hook("complete_command", _completer(magic.options), str_key=key)
+        self.cells.load()
+
+    def unload(self) -> None:
+        """Take everything away, in the reverse order."""
+        self.cells.unload()
+        for magic in self._magics:
+            name = magic.options.name
+            for kind in ("line", "cell"):
+                self.shell.magics_manager.magics[kind].pop(name, None)
+            for key in (f"%{name}", f"%%{name}"):
+                self.shell.strdispatchers["complete_command"].strs.pop(key, None)
+        LEDGER.detach()
+
+    def show(self, record: Record) -> None:
+        """Show a record, as text and HTML in one display call."""
+        display(report.mimebundle(record), raw=True)  # type: ignore[no-untyped-call]
+
+    def show_text(self, text: str) -> None:
+        """Show a line that has no other form."""
+        display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _line_function(session: Session, magic: Magic) -> Callable[..., Any]:
+    def line_magic(line: str, local_ns: dict[str, Any] | None = None) -> Any:
+        __tracebackhide__ = True
+        return _call(session, magic.options, line, magic.line, local_ns)
+
+    return _dressed(ipython_magic.needs_local_scope(line_magic), magic.options)
+
+
+def _cell_function(session: Session, magic: Magic, run: Callable[..., Any]) -> Callable[..., Any]:
+    def cell_magic(line: str, cell: str) -> Any:
+        __tracebackhide__ = True
+        return _call(session, magic.options, line, run, cell)
+
+    return _dressed(cell_magic, magic.options)
+
+
+def _call(session: Session, options: Options, line: str, action: Callable[..., Any], payload: object) -> Any:
+    """Parse and act; our own errors become IPython's one-line `UsageError`, the user's and bugs pass through."""
+    __tracebackhide__ = True
+    parsed = options.parse(line)
+    if parsed.help:
+        print(options.format_help())  # noqa: T201 - help goes where `print` goes, as that of other magics does
+        return None
+    try:
+        return action(session, parsed, payload)
+    except GpumemError as error:
+        raise UsageError(f"%{options.name}: {error}") from None
+
+
+def _dressed(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    function.__name__ = options.name
+    function.__doc__ = options.format_help()
+    return ipython_magic.no_var_expand(ipython_magic.output_can_be_silenced(function))
+
+
+def _completer(options: Options) -> Callable[[Any, Any], list[str]]:
+    def complete(shell: Any, event: Any) -> list[str]:  # noqa: ARG001 - IPython's signature
+        found = options.complete(event.text_until_cursor, event.symbol)
+        if not found:
+            raise TryNext
+        return found
+
+    return complete

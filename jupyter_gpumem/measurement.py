@@ -1,0 +1,251 @@
+"""Measuring a piece of code: as a `with` block, as a decorator, or started and stopped by the magics."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import psutil
+
+from . import devices
+from .errors import DeviceNotFoundError, UnavailableError
+from .ledger import LEDGER
+from .records import DeviceUsage, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from .devices import Backend
+    from .ledger import Interval, Key, Span
+    from .records import DriverMemory
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+_workspaces = devices.WorkspaceLog()
+
+
+class Measure:
+    """One measurement, open from `start()` to `stop()`; also a context manager and a decorator.
+
+    Measurements may nest and overlap, in any number and in any threads: each gets its own exact peak, and
+    `torch.cuda.max_memory_allocated()` says what it would have said without them.
+
+    Args:
+        label: a name for the report.
+        devices: which devices to measure, as indices or labels (`0`, `"cuda:1"`); all that the process uses if `None`.
+        on_result: called with the `Measurement` when the measured code ends, also when it fails.
+
+    Attributes:
+        result: the `Measurement`, once the measured code has ended; `None` before.
+    """
+
+    def __init__(
+        self,
+        label: str | None = None,
+        devices: Iterable[int | str] | None = None,
+        on_result: Callable[[Measurement], object] | None = None,
+    ) -> None:
+        self.result: Measurement | None = None
+        self._label = label
+        self._only = device_labels(devices)
+        self._on_result = on_result
+        self._interval: Interval | None = None
+        self._drivers: dict[Key, DriverMemory | None] = {}
+        self._rss = 0
+        self._began = 0.0
+
+    def start(self) -> Measure:
+        """Begin. About 0.1 ms on one device; nothing is synchronised, collected or initialised.
+
+        Raises:
+            UnavailableError: devices were named, and this process cannot have any.
+            DeviceNotFoundError: a named device is not visible.
+            RuntimeError: it is running already.
+        """
+        if self._interval is not None:
+            raise RuntimeError("this measurement is running already; make one for each piece of code")
+        check_devices(self._only)
+        self.result = None
+        self._rss = _resident_bytes()
+        self._drivers = self._ask_driver()
+        self._interval = LEDGER.open(self._only)
+        self._began = time.perf_counter()
+        return self
+
+    def stop(self, error: type[BaseException] | None = None, *, search_workspaces: bool = True) -> Measurement:
+        """End, and return what it cost. `error` is the type of the exception that ended the measured code.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        elapsed = time.perf_counter() - self._began
+        if self._interval is None:
+            raise RuntimeError("this measurement was not started")
+        interval, self._interval = self._interval, None
+        spans = LEDGER.close(interval)
+        after = self._ask_driver()
+        usages = [_usage(*key, span, self._drivers.get(key), after.get(key)) for key, span in spans.items()]
+        if search_workspaces:
+            usages = [
+                replace(usage, workspaces=_workspaces.appeared(backend, usage))
+                for (backend, _), usage in zip(spans, usages, strict=True)
+            ]
+        self.result = Measurement(
+            devices=tuple(usages),
+            elapsed_s=elapsed,
+            rss_delta=_resident_bytes() - self._rss,
+            label=self._label,
+            error=None if error is None else error.__name__,
+            missing=None if usages else missing_devices(),
+        )
+        return self.result
+
+    def __enter__(self) -> Measure:
+        return self.start()
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        result = self.stop(error)
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def __call__(self, function: Function) -> Function:
+        """Return `function` measured at each call; its attribute `measurement` is the latest result."""
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def measured(*args: Any, **kwargs: Any) -> Any:
+                with self._fresh(function) as one:
+                    one._on_result = functools.partial(self._keep, measured)
+                    return await function(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(function)
+            def measured(*args: Any, **kwargs: Any) -> Any:
+                with self._fresh(function) as one:
+                    one._on_result = functools.partial(self._keep, measured)
+                    return function(*args, **kwargs)
+
+        measured.measurement = None  # type: ignore[attr-defined]
+        return measured  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        if self.result is not None:
+            return str(self.result)
+        return f"<gpumem measurement, {'running' if self._interval is not None else 'not started'}>"
+
+    def _fresh(self, function: Callable[..., Any]) -> Measure:
+        """Return an independent measurement, so that recursive and concurrent calls do not meet."""
+        return Measure(self._label or function.__qualname__, self._only)
+
+    def _keep(self, measured: Any, result: Measurement) -> None:
+        measured.measurement = result
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def _ask_driver(self) -> dict[Key, DriverMemory | None]:
+        return {
+            (backend, index): devices.driver_memory(backend, index)
+            for backend, index in devices.ready_devices()
+            if self._only is None or f"{backend.kind}:{index}" in self._only
+        }
+
+
+@overload
+def measure(function: Function, /) -> Function: ...
+@overload
+def measure(
+    label: str | None = None,
+    /,
+    *,
+    devices: Iterable[int | str] | None = None,
+    on_result: Callable[[Measurement], object] | None = None,
+) -> Measure: ...
+def measure(
+    function: Any = None,
+    /,
+    *,
+    devices: Iterable[int | str] | None = None,
+    on_result: Callable[[Measurement], object] | None = None,
+) -> Any:
+    """Measure the GPU memory of a block or of a function's calls: `with gm.measure() as m:`, `@gm.measure`.
+
+    The first argument is the function to decorate, or a label. After the block, `m.result` is a `Measurement`; of a
+    decorated function, `f.measurement` is the latest one, and `on_result=print` shows each.
+    """
+    if callable(function):
+        return Measure(devices=devices, on_result=on_result)(function)
+    return Measure(function, devices, on_result)
+
+
+def device_labels(named: Iterable[int | str] | None) -> frozenset[str] | None:
+    """Return the labels (`cuda:0`) of devices named by index, by number or by label; `None` means all."""
+    if named is None:
+        return None
+    kind = next((backend.kind for backend, _ in devices.ready_devices()), "cuda")
+    return frozenset(f"{kind}:{name}" if str(name).isdigit() else str(name) for name in named) or None
+
+
+def check_devices(labels: frozenset[str] | None) -> None:
+    """Refuse devices that this process cannot have; say nothing while it cannot be known.
+
+    Raises:
+        UnavailableError: there is no PyTorch, no GPU or no such kind of device here.
+        DeviceNotFoundError: the kind exists but not the index.
+    """
+    if labels is None:
+        return
+    counts = {backend.kind: backend.count() for backend in devices.backends()}
+    for label in sorted(labels):
+        kind, _, index = label.partition(":")
+        if kind not in counts or not index.isdigit():
+            raise DeviceNotFoundError(f"no such device: {label!r}; name one by its index (0) or label (cuda:0)")
+        count = counts[kind]
+        if count is None or (count == 0 and kind != "mps"):
+            reason = devices.explain_absence()
+            if reason is not None:
+                raise UnavailableError(f"{label} cannot be measured: {reason}")
+        elif int(index) >= count:
+            visible = "none" if not count else f"{kind}:0" if count == 1 else f"{kind}:0 to {kind}:{count - 1}"
+            raise DeviceNotFoundError(f"no such device: {label}; visible to this process: {visible}")
+
+
+def missing_devices() -> str:
+    """Return in one sentence why a measurement saw no device."""
+    absent = devices.explain_absence()
+    if absent is not None:
+        return absent
+    if devices.loaded_torch() is None:
+        return "torch was not imported"
+    return "no GPU was used yet in this process"
+
+
+def _usage(
+    backend: Backend, index: int, span: Span, before: DriverMemory | None, after: DriverMemory | None
+) -> DeviceUsage:
+    return DeviceUsage(
+        device=backend.device(index),
+        start=span.start,
+        end=span.end,
+        peak_allocated=span.peak_allocated,
+        peak_reserved=span.peak_reserved,
+        doubt=span.doubt,
+        driver_start=before,
+        driver_end=after,
+        first_use=span.first_use,
+    )
+
+
+def _resident_bytes() -> int:
+    return int(_process().memory_info().rss)
+
+
+@functools.cache
+def _process() -> psutil.Process:
+    return psutil.Process()

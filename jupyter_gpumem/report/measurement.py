@@ -1,0 +1,173 @@
+"""Measurements as sheets and as single lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.units import MiB, format_bytes, format_delta, format_seconds
+
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.records import DeviceUsage, Measurement, Series
+
+_NOTABLE_OUTSIDE = 16 * MiB
+"""Changes of a process outside PyTorch, or of other processes, below this are not worth a sentence."""
+
+
+def measurement_sheets(result: Measurement) -> list[Sheet]:
+    """Return one sheet for each device that changed; for the only device also when it did not."""
+    shown = [usage for usage in result.devices if usage.changed] or list(result.devices[:1])
+    if not shown:
+        return [Sheet(_heading(result), notes=(f"GPU memory not measured: {result.missing}.",))]
+    sheets = [_usage_sheet(result, usage) for usage in shown]
+    untouched = len(result.devices) - len(shown)
+    if untouched:
+        note = f"{untouched} other device{'s' if untouched > 1 else ''} unchanged."
+        sheets[-1] = Sheet(sheets[-1].heading, sheets[-1].columns, sheets[-1].rows, (*sheets[-1].notes, note))
+    return sheets
+
+
+def _heading(result: Measurement) -> tuple[str, ...]:
+    parts = [] if result.label is None else [result.label]
+    if result.repeat is not None:
+        parts.append(f"run {result.repeat[0]} of {result.repeat[1]}")
+    time = format_seconds(result.elapsed_s)
+    parts.append(f"stopped by {result.error} after {time}" if result.error else time)
+    return tuple(parts)
+
+
+def _usage_sheet(result: Measurement, usage: DeviceUsage) -> Sheet:
+    device = usage.device
+    heading = (device.label, *([device.name] if device.name else []), *_heading(result))
+    if not usage.changed and usage.peak_allocated == usage.start.allocated:
+        note = f"unchanged: {format_bytes(usage.end.allocated)} allocated, {format_bytes(usage.end.reserved)} reserved."
+        return Sheet(heading, notes=(note, *_notes(result, usage)))
+    bound = "" if usage.doubt is None else ">= "
+    rows = tuple(
+        (
+            name,
+            format_bytes(getattr(usage.start, name)),
+            bound + format_bytes(peak),
+            bound + format_delta(over),
+            format_bytes(getattr(usage.end, name)),
+            format_delta(delta),
+        )
+        for name, peak, over, delta in (
+            ("allocated", usage.peak_allocated, usage.peak_over_start, usage.delta_allocated),
+            ("reserved", usage.peak_reserved, usage.reserved_over_start, usage.delta_reserved),
+        )
+    )
+    return Sheet(heading, ("start", "peak", "over start", "end", "stays"), rows, tuple(_notes(result, usage)))
+
+
+def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
+    notes = [_verdict(usage)] if usage.changed and usage.peak_over_start is not None else []
+    if usage.doubt is not None:
+        notes.append(f"The peaks are lower bounds: {usage.doubt}.")
+    elif usage.peak_allocated is None:
+        notes.append(f"{usage.device.kind} keeps no peak counter: only the levels before and after are known.")
+    if usage.workspaces:
+        notes.append(
+            f"{format_bytes(usage.workspaces)} of what stays are cuBLAS workspaces: taken once, at the first matrix "
+            "products of the process."
+        )
+    outside = usage.outside_delta
+    if outside is not None and abs(outside) >= _NOTABLE_OUTSIDE:
+        what = "the CUDA context and libraries, loaded at first use" if usage.first_use else "libraries and kernels"
+        notes.append(f"{format_delta(outside)} outside PyTorch's allocator: {what}.")
+    others = usage.others_delta
+    if others is not None and abs(others) >= _NOTABLE_OUTSIDE:
+        notes.append(f"{format_delta(others)} by other processes on this card meanwhile.")
+    if usage.ooms:
+        notes.append(f"Ran out of memory {_times(usage.ooms)}.")
+    if usage.retries:
+        notes.append(
+            f"Flushed the cache to make room {_times(usage.retries)} (each waits for the GPU): the card is full."
+        )
+    if result.rss_delta is not None and abs(result.rss_delta) >= 64 * MiB:
+        notes.append(f"Host memory {format_delta(result.rss_delta)}.")
+    return notes
+
+
+def _verdict(usage: DeviceUsage) -> str:
+    """Say what was needed meanwhile and what stays of it, in one sentence."""
+    over, stays = usage.peak_over_start or 0, usage.delta_allocated or 0
+    if over <= 0:
+        needed = "Needed nothing on top of what was there"
+    else:
+        needed = f"Needed {format_bytes(over)} on top of what was there"
+    if stays > 0:
+        tail = "; all of it stays." if stays == over else f"; {format_bytes(stays)} of it stays."
+    elif stays < 0:
+        tail = f"; left {format_bytes(-stays)} less than it found."
+    else:
+        tail = "; nothing stays." if over > 0 else "."
+    return needed + tail
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def measurement_line(result: Measurement) -> str:
+    """Return a measurement in one line, for `%gpumem_auto` and logs."""
+    time = format_seconds(result.elapsed_s)
+    shown = [usage for usage in result.devices if usage.changed]
+    tail = [f"stopped by {result.error}"] if result.error else []
+    if not shown:
+        what = "GPU memory unchanged" if result.devices else f"GPU memory not measured: {result.missing}"
+        return "   ".join(["gpumem", what, time, *tail])
+    parts = [
+        f"{usage.device.label}  peak {'' if usage.doubt is None else '>= '}{format_bytes(usage.peak_allocated)}"
+        f" ({format_delta(usage.peak_over_start)})   stays {format_delta(usage.delta_allocated)}"
+        f"   reserved {format_bytes(usage.end.reserved)}"
+        for usage in shown
+    ]
+    return "   ".join(["gpumem", " | ".join(parts), time, *tail])
+
+
+def series_sheets(series: Series) -> list[Sheet]:
+    """Return one sheet for each device: a row for each run."""
+    labels = {usage.device.label: usage.device for run in series.runs for usage in run.devices if usage.changed}
+    if not labels:
+        return measurement_sheets(series.runs[-1])
+    columns = ("peak", "over start", "stays", "reserved", "time")
+    sheets = []
+    for label, device in labels.items():
+        rows, peaks = [], []
+        for number, run in enumerate(series.runs, 1):
+            usage = next((u for u in run.devices if u.device.label == label), None)
+            if usage is None:
+                continue
+            peaks.append(usage.peak_over_start or 0)
+            bound = "" if usage.doubt is None else ">= "
+            rows.append(
+                (
+                    (run.label or f"run {number}") + (f", {run.error}" if run.error else ""),
+                    bound + format_bytes(usage.peak_allocated),
+                    bound + format_delta(usage.peak_over_start),
+                    format_delta(usage.delta_allocated),
+                    format_bytes(usage.end.reserved),
+                    format_seconds(run.elapsed_s),
+                )
+            )
+        heading = (
+            label,
+            *([device.name] if device.name else []),
+            f"{len(series.runs)} {'steps' if series.runs[0].label else 'runs'}",
+        )
+        sheets.append(
+            Sheet(
+                heading, columns, tuple(rows), tuple(_first_run_note(peaks, "step" if series.runs[0].label else "run"))
+            )
+        )
+    return sheets
+
+
+def _first_run_note(peaks: list[int], what: str) -> list[str]:
+    """Say when the first run needed clearly more than the later ones: caches, workspaces, algorithm search."""
+    if len(peaks) < 2 or peaks[0] <= 1.1 * max(peaks[1:]) or peaks[0] - max(peaks[1:]) < MiB:
+        return []
+    extra = format_bytes(peaks[0] - max(peaks[1:]))
+    return [f"The first {what} needed {extra} more than any later one: first-use costs, not the steady state."]

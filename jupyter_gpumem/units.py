@@ -1,0 +1,82 @@
+"""Bytes to text and back: the only rounding rule of the package.
+
+Sizes are binary (1 KiB = 1024 B) with two decimals, as in PyTorch's own messages, so that numbers from both can be
+compared by eye.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InvalidValueError
+
+KiB = 1024
+MiB = 1024**2
+GiB = 1024**3
+TiB = 1024**4
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": KiB,
+    "kib": KiB,
+    "kb": 1000,
+    "m": MiB,
+    "mib": MiB,
+    "mb": 1000**2,
+    "g": GiB,
+    "gib": GiB,
+    "gb": 1000**3,
+    "t": TiB,
+    "tib": TiB,
+    "tb": 1000**4,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def format_bytes(size: int | None) -> str:
+    """Return a size as people read it: `0 B`, `512 B`, `65.00 MiB`, `139.80 GiB`, and `-` for a missing one."""
+    if size is None:
+        return "-"
+    magnitude = abs(size)
+    if magnitude < KiB:
+        return f"{size} B"
+    for unit, name in ((KiB, "KiB"), (MiB, "MiB"), (GiB, "GiB")):
+        # 1023.995 and more would print as 1024.00: the next unit says it better.
+        if magnitude < unit * 1023.995:
+            return f"{size / unit:.2f} {name}"
+    return f"{size / TiB:.2f} TiB"
+
+
+def format_delta(size: int | None) -> str:
+    """Return a change with its sign: `+65.00 MiB`, `-1.00 GiB`, `0 B`, and `-` for a missing one."""
+    text = format_bytes(size)
+    return f"+{text}" if size is not None and size > 0 else text
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three significant digits or so: `312 us`, `45.1 ms`, `1.84 s`, `2 min 05 s`."""
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that a text such as `512MiB`, `1.5 GiB`, `2g` or `4096` names.
+
+    `k`, `m`, `g`, `t` and their `...iB` forms are binary; `kB`, `MB`, `GB`, `TB` are decimal, as printed on the box.
+
+    Raises:
+        InvalidValueError: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise InvalidValueError(f"not a size: {text!r}; write a number and a unit, such as 512MiB or 1.5GiB")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
