@@ -81,10 +81,9 @@ def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
         notes.append(f"{format_delta(others)} by other processes on this card meanwhile.")
     if usage.ooms:
         notes.append(f"Ran out of memory {_times(usage.ooms)}.")
-    if usage.retries:
-        notes.append(
-            f"Flushed the cache to make room {_times(usage.retries)} (each waits for the GPU): the card is full."
-        )
+    flushes = (usage.retries or 0) - (usage.ooms or 0)  # the allocator flushes once more before it gives up
+    if flushes > 0:
+        notes.append(f"Flushed the cache {_times(flushes)} to make room, waiting for the GPU: the card is full.")
     if result.rss_delta is not None and abs(result.rss_delta) >= 64 * MiB:
         notes.append(f"Host memory {format_delta(result.rss_delta)}.")
     return notes
