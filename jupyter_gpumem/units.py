@@ -55,13 +55,12 @@ def format_delta(size: int | None) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits or so: `312 us`, `45.1 ms`, `1.84 s`, `2 min 05 s`."""
+    """Return a duration with three significant digits: `312 us`, `45.1 ms`, `1.20 s`, `2 min 05 s`."""
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} us"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
-        return f"{seconds:.3g} s"
+        value, unit = (seconds * 1e3, "ms") if seconds < 0.9995 else (seconds, "s")
+        return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -143,6 +143,8 @@ def _measured(
             measure.start()
             try:
                 value = run()
+                if options.output or options.repeat is not None:
+                    value = None  # nobody gets it: what it holds does not stay
             except BaseException as error:
                 failure = type(error)
                 raise

@@ -128,9 +128,10 @@ def measurement_line(result: Measurement) -> str:
 
 def series_sheets(series: Series) -> list[Sheet]:
     """Return one sheet for each device: a row for each run."""
+    what = "step" if series.runs[0].label else "run"
     labels = {usage.device.label: usage.device for run in series.runs for usage in run.devices if usage.changed}
     if not labels:
-        return measurement_sheets(series.runs[-1])
+        return [_unmoved_sheet(series, what)]
     columns = ("peak", "over start", "stays", "reserved", "time")
     sheets = []
     for label, device in labels.items():
@@ -154,14 +155,20 @@ def series_sheets(series: Series) -> list[Sheet]:
         heading = (
             label,
             *([device.name] if device.name else []),
-            f"{len(series.runs)} {'steps' if series.runs[0].label else 'runs'}",
+            f"{len(series.runs)} {what}s",
         )
-        sheets.append(
-            Sheet(
-                heading, columns, tuple(rows), tuple(_first_run_note(peaks, "step" if series.runs[0].label else "run"))
-            )
-        )
+        sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks, what))))
     return sheets
+
+
+def _unmoved_sheet(series: Series, what: str) -> Sheet:
+    """Return the times alone, and why there is no more to say."""
+    last = series.runs[-1]
+    rows = tuple(
+        (run.label or f"{what} {number}", format_seconds(run.elapsed_s)) for number, run in enumerate(series.runs, 1)
+    )
+    note = "GPU memory unchanged." if last.devices else f"GPU memory not measured: {last.missing}."
+    return Sheet((f"{len(series.runs)} {what}s",), ("time",), rows, (note,))
 
 
 def _first_run_note(peaks: list[int], what: str) -> list[str]:

@@ -1,0 +1,94 @@
+"""What measuring costs: an empty cell and a cell of 100,000 small allocations, with and without, beside other tools.
+
+Runs everything in one real kernel, variants interleaved, and reports medians and ratios within that run:
+
+    python benchmarks/overhead.py --json benchmarks/results/overhead-h200.json
+
+Other tools are compared if they are installed: ipyexperiments, pytorch_memlab, memory_profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from jupyter_client.manager import start_new_kernel
+
+DRIVER = Path(__file__).with_name("overhead_kernel.py")
+TOOLS = ("jupyter_gpumem", "torch", "ipython", "ipykernel", "ipyexperiments", "pytorch_memlab", "memory_profiler")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--rounds", type=int, default=200, help="runs of the empty cell for each variant")
+    parser.add_argument("--heavy-rounds", type=int, default=9, help="runs of the allocating cell for each variant")
+    options = parser.parse_args()
+
+    manager, client = start_new_kernel()
+    try:
+        run(client, DRIVER.read_text())
+        # Scheduled, not called: the cells under test must be outermost ones, as a user's are.
+        run(client, f"schedule(rounds={options.rounds}, heavy_rounds={options.heavy_rounds})")
+        while not (answer := run(client, "finished()")):
+            time.sleep(0.5)
+        results = json.loads(answer)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    results = {
+        "what": "time added by measuring; medians of interleaved runs in one kernel",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "command": " ".join(["python", *sys.argv]),
+        "versions": {name: version(name) for name in TOOLS} | {"python": sys.version.split()[0]},
+        **results,
+    }
+    print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def run(client, code: str) -> str:
+    """Run a cell and return what it printed; a failing cell fails the benchmark."""
+    printed = []
+
+    def collect(message) -> None:
+        if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+            printed.append(message["content"]["text"])
+
+    reply = client.execute_interactive(code, output_hook=collect, timeout=580)
+    if reply["content"]["status"] != "ok":
+        raise SystemExit("\n".join(reply["content"]["traceback"]))
+    return "".join(printed).strip().rpartition("\n")[2]
+
+
+def table(results: dict) -> str:
+    lines = [f"{results['device']}, torch {results['versions']['torch']}", ""]
+    lines.append(f"{'':24}{'empty cell':>14}{'added':>12}{'100,000 allocations':>22}")
+    for name, row in results["variants"].items():
+        if "error" in row:
+            lines.append(f"{name:24}{row['error']}")
+            continue
+        slower = row.get("allocations_ratio")
+        lines.append(
+            f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms"
+            + (f"{100 * (slower - 1):+20.2f} %" if slower else "")
+        )
+    lines.append(f"cheapest peer that measures a cell / %%gpumem: {results['cheapest_peer_over_gpumem']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The part of `overhead.py` that runs inside the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import statistics
+import time
+
+import torch  # noqa: TID253 - this file is the user's side
+from IPython import get_ipython
+
+shell = get_ipython()
+shell.run_line_magic("load_ext", "jupyter_gpumem")
+results: dict = {}
+
+
+def f() -> None:
+    for _ in range(100_000):
+        torch.empty(1000, device=DEVICE)
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+shell.push({"f": f})
+
+
+def timed(cell: str) -> float:
+    """Run one cell as the kernel does and return its seconds; what it prints is thrown away."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        began = time.perf_counter()
+        result = shell.run_cell(cell)
+        took = time.perf_counter() - began
+    result.raise_error()
+    return took
+
+
+@contextlib.contextmanager
+def auto():
+    shell.run_line_magic("gpumem_auto", "on")
+    yield
+    shell.run_line_magic("gpumem_auto", "off")
+
+
+@contextlib.contextmanager
+def ipyexperiments():
+    from ipyexperiments import IPyExperimentsPytorch
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        experiment = IPyExperimentsPytorch(exp_enable=False, cl_enable=True)
+    yield
+    with contextlib.redirect_stdout(io.StringIO()):
+        experiment.finish()
+
+
+def extension(name: str):
+    @contextlib.contextmanager
+    def loaded():
+        shell.run_line_magic("load_ext", name)
+        yield
+
+    return loaded
+
+
+NOTHING = contextlib.nullcontext
+# Name: how to switch it on, the empty cell, the allocating cell.
+VARIANTS = {
+    "plain": (NOTHING, "pass", "f()"),
+    "plain again": (NOTHING, "pass", "f()"),  # the noise of the comparison itself
+    "%%gpumem": (NOTHING, "%%gpumem\npass", "%%gpumem\nf()"),
+    "%gpumem": (NOTHING, "%gpumem pass", "%gpumem f()"),
+    "%gpumem_auto": (auto, "pass", "f()"),
+    "ipyexperiments": (ipyexperiments, "pass", "f()"),
+    "pytorch_memlab %%mlrun": (extension("pytorch_memlab"), "%%mlrun -f f\npass", "%%mlrun -f f\nf()"),
+    "memory_profiler %memit": (extension("memory_profiler"), "%memit -r 1 pass", "%memit -r 1 f()"),
+}
+PEERS = ("ipyexperiments", "pytorch_memlab %%mlrun", "memory_profiler %memit")
+
+
+def measure(rounds: int, heavy_rounds: int) -> None:
+    torch.empty(1, device=DEVICE)
+    empty: dict = {name: [] for name in VARIANTS}
+    heavy: dict = {name: [] for name in VARIANTS}
+    failed: dict = {}
+    for times, column, total in ((empty, 1, rounds), (heavy, 2, heavy_rounds)):
+        for number in range(total + 2):  # two rounds to warm up
+            for name, variant in VARIANTS.items():
+                # Peers take up to a minute a cell: few rounds say enough, and warming up helps them little.
+                if name in failed or (name in PEERS and number not in range(2, 2 + max(1, total // 10))):
+                    continue
+                try:
+                    with variant[0]():
+                        took = timed(variant[column])
+                except Exception as error:  # noqa: BLE001 - a peer that does not run here is a result too
+                    failed[name] = f"{type(error).__name__}: {error}"[:200]
+                    continue
+                if number >= 2:
+                    times[name].append(took)
+    base_empty, base_heavy = statistics.median(empty["plain"]), statistics.median(heavy["plain"])
+    for name in VARIANTS:
+        if name in failed:
+            results[name] = {"error": failed[name]}
+            continue
+        results[name] = {
+            "empty_ms": round(1e3 * statistics.median(empty[name]), 4),
+            "empty_added_ms": round(1e3 * (statistics.median(empty[name]) - base_empty), 4),
+            "allocations_s": round(statistics.median(heavy[name]), 4),
+            "allocations_ratio": round(statistics.median(heavy[name]) / base_heavy, 5),
+            "runs": [len(empty[name]), len(heavy[name])],
+        }
+
+
+def schedule(rounds: int, heavy_rounds: int) -> None:
+    asyncio.get_event_loop().call_later(0.2, measure, rounds, heavy_rounds)
+
+
+def finished() -> None:
+    """Print the results as JSON, or nothing while there are none."""
+    if len(results) < len(VARIANTS):
+        return
+    peers = [results[name]["empty_added_ms"] for name in PEERS if "error" not in results.get(name, {"error": ""})]
+    own = results["%%gpumem"]["empty_added_ms"]
+    device = torch.cuda.get_device_name(0) if DEVICE == "cuda" else "no GPU (CPU allocations)"
+    summary = {
+        "device": device,
+        "variants": results,
+        "cheapest_peer_over_gpumem": round(min(peers) / own, 1) if peers and own > 0 else None,
+    }
+    print(json.dumps(summary))
