@@ -28,9 +28,17 @@ def loaded_torch() -> Any | None:
     return torch if torch is not None and hasattr(torch, "_C") and hasattr(torch, "cuda") else None
 
 
+_found: set[str] = set()
+
+
 def torch_installed() -> bool:
-    """Whether PyTorch is imported or could be. About 0.2 ms until it is imported."""
-    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+    """Whether PyTorch is imported or could be. Looking takes 0.2 ms, so that it was found is remembered."""
+    if "torch" in sys.modules or "torch" in _found:
+        return True
+    if importlib.util.find_spec("torch") is None:
+        return False
+    _found.add("torch")
+    return True
 
 
 def explain_absence() -> str | None:
