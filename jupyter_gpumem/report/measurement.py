@@ -69,7 +69,7 @@ def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
         notes.append(f"{usage.device.kind} keeps no peak counter: only the levels before and after are known.")
     if usage.workspaces:
         notes.append(
-            f"{format_bytes(usage.workspaces)} of what stays are cuBLAS workspaces: taken once, at the first matrix "
+            f"{format_bytes(usage.workspaces)} of what stays is cuBLAS workspace: taken once, at the first matrix "
             "products of the process."
         )
     outside = usage.outside_delta

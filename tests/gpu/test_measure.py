@@ -275,7 +275,7 @@ def test_workspaces_are_named_once(fresh, results):
     found = one["devices"][0]["workspaces"]
     results["workspaces of a first training cell"] = {"bytes": found}
     assert found == 2 * 32 * MiB, reply.reports
-    assert "cuBLAS workspaces" in reply.reports[0]
+    assert "cuBLAS workspace" in reply.reports[0]
     assert two["devices"][0]["workspaces"] is None
 
 
