@@ -115,7 +115,16 @@ class Measure:
             self._on_result(result)
 
     def __call__(self, function: Function) -> Function:
-        """Return `function` measured at each call; its attribute `measurement` is the latest result."""
+        """Return `function` measured at each call; its attribute `measurement` is the latest result.
+
+        Raises:
+            TypeError: it is a generator function.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"cannot measure the generator function {function.__qualname__!r}: its body runs in between that of its "
+                "caller; measure the loop that consumes it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

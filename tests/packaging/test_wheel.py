@@ -101,7 +101,9 @@ def test_there_is_no_torch(bare):
     assert bare.run("import torch").error == "ModuleNotFoundError"
 
 
-@pytest.mark.parametrize("code", ["%gpumem", "%gpumem ran = True", "%%gpumem\nran = True", "%%time\n%%gpumem\nran = True"])
+@pytest.mark.parametrize(
+    "code", ["%gpumem", "%gpumem ran = True", "%%gpumem\nran = True", "%%time\n%%gpumem\nran = True"]
+)
 def test_without_torch_one_line_says_so(bare, code):
     """Every magic refuses in one line, with error status, and the user's code does not run."""
     reply = bare.run(code)
@@ -127,5 +129,7 @@ def test_python_interface_without_torch(without_torch):
         "print(m.result.missing); print(gm.status().missing); print('torch' in sys.modules)"
     )
     lines = run(without_torch, "-c", code).splitlines()
-    assert lines[:2] == ["PyTorch is not installed in this kernel's environment; install torch and restart the kernel"] * 2
+    assert (
+        lines[:2] == ["PyTorch is not installed in this kernel's environment; install torch and restart the kernel"] * 2
+    )
     assert lines[2] == "False"
