@@ -158,9 +158,7 @@ class PeakLedger:
             account = self._account(backend, index)
             account.user, account.last = None, _peaks(after)
             self._doubt_if_raced(backend, index, before, after)
-            if index not in backend.ready():  # a loop over all cards resets those without a context too
-                yield
-                return
+            self._unwatch_if_idle()
 
     @contextlib.contextmanager
     def totals_reset(self, backend: Backend, index: int) -> Iterator[None]:
