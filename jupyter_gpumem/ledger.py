@@ -219,7 +219,7 @@ class PeakLedger:
 
         Memory that only grew, or only shrank, between the two has its maximum in one of them: nothing is lost then.
         """
-        if all(_moved(before, after, way) for way in ("allocated", "freed")):
+        if any(_rose_and_fell(before, after, key) for key in ("allocation", "reserved_bytes")):
             for interval in self._open:
                 if interval.covers(backend, index):
                     self._span(interval, backend, index).doubt = RACE
@@ -281,10 +281,15 @@ def _peaks(stats: Stats) -> Peaks:
     return {(key, name): leaf["peak"] for key, name, leaf in _leaves(stats)}
 
 
-def _moved(before: Stats, after: Stats, way: str) -> bool:
-    """Whether memory was allocated (or freed) between two readings, by the count that only ever rises."""
-    counts = [stats.get("allocation", {}).get("all", {}).get(way) for stats in (before, after)]
-    return bool(counts[0] != counts[1])
+def _fell(last: Peaks, now: Peaks) -> bool:
+    """Whether a peak is below its last reading, which only a reset can do."""
+    return any(value > now.get(key, value) for key, value in last.items())
+
+
+def _rose_and_fell(before: Stats, after: Stats, key: str) -> bool:
+    """Whether a level went both ways between two readings, by the counts that only ever rise."""
+    old, new = (stats.get(key, {}).get("all", {}) for stats in (before, after))
+    return all(old.get(way) != new.get(way) for way in ("allocated", "freed"))
 
 
 def _check_totals(span: Span) -> None:
