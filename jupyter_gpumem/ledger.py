@@ -205,7 +205,7 @@ class PeakLedger:
                 span.peak_allocated = _highest(span.peak_allocated, read.peak_allocated)
                 span.peak_reserved = _highest(span.peak_reserved, read.peak_reserved)
                 if unseen:
-                    span.doubt = UNSEEN_RESET
+                    span.doubt = span.doubt or UNSEEN_RESET
 
     def _span(self, interval: Interval, backend: Backend, index: int) -> Span:
         """Return the span of a device; one that became ready inside the interval began with nothing."""
@@ -303,7 +303,7 @@ def _check_totals(span: Span) -> None:
         unknown = {"retries": None, "ooms": None, "allocation_count": None, "allocation_bytes": None}
         span.start = replace(span.start, **unknown)
     elif count and size and span.peak_allocated is not None and span.peak_allocated * count < size:
-        span.doubt = UNSEEN_RESET
+        span.doubt = span.doubt or UNSEEN_RESET
 
 
 def _highest(a: int | None, b: int | None) -> int | None:
