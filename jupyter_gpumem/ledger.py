@@ -143,9 +143,14 @@ class PeakLedger:
     def reading(self, backend: Backend, index: int, stats: Stats) -> None:
         """Raise the peaks in `stats` to what the user would see without us."""
         account = self._accounts.get((backend, index))
-        if account is not None and account.user:
-            for key, name, leaf in _leaves(stats):
-                leaf["peak"] = max(leaf["peak"], account.user.get((key, name), 0))
+        if account is None or not account.user:
+            return
+        if _fell(account.last, _peaks(stats)):
+            with self._lock:  # and read again: `stats` may be older than our own latest reset
+                self._fold(backend, index, backend.stats(index))
+        user = account.user or {}  # once: another thread may end the last measurement meanwhile
+        for key, name, leaf in _leaves(stats):
+            leaf["peak"] = max(leaf["peak"], user.get((key, name), 0))
 
     @contextlib.contextmanager
     def peak_reset(self, backend: Backend, index: int) -> Iterator[None]:
@@ -194,7 +199,7 @@ class PeakLedger:
         """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
         account = self._account(backend, index)
         peaks = _peaks(stats)
-        unseen = any(value > peaks.get(key, value) for key, value in account.last.items())
+        unseen = _fell(account.last, peaks)
         if unseen:
             account.user = None  # honoured, as a reset in our sight would be
         account.last = peaks
