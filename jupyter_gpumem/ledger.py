@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -64,7 +65,7 @@ class Span:
 class Interval:
     """A measurement that is open in the ledger: one span for each device, created when the device is first seen."""
 
-    __slots__ = ("only", "spans")
+    __slots__ = ("__weakref__", "only", "spans")
 
     def __init__(self, only: frozenset[str] | None) -> None:
         self.only = only
@@ -81,7 +82,8 @@ class PeakLedger:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._accounts: dict[Key, _Account] = {}
-        self._open: list[Interval] = []
+        # Weak: a measurement that its owner dropped without an end (a tracker in a cell that ran again) is over.
+        self._open: weakref.WeakSet[Interval] = weakref.WeakSet()
         self._unwatch: dict[Backend, Callable[[], None]] = {}
         self._import_watch: devices.TorchImportWatch | None = None
 
@@ -96,7 +98,7 @@ class PeakLedger:
                 if interval.covers(backend, index):
                     start = self._restart_peaks(backend, index)
                     interval.spans[backend, index] = Span(start, start.allocated, start.reserved)
-            self._open.append(interval)
+            self._open.add(interval)
         return interval
 
     def close(self, interval: Interval) -> dict[Key, Span]:
@@ -156,6 +158,9 @@ class PeakLedger:
     def peak_reset(self, backend: Backend, index: int) -> Iterator[None]:
         """Fold the peaks that the user is about to wipe out; afterwards the user's maximum starts anew."""
         with self._lock:
+            if index not in backend.ready():  # a loop over all cards resets those without a context too
+                yield
+                return
             before = backend.stats(index)
             self._fold(backend, index, before)
             yield
