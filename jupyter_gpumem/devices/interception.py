@@ -61,7 +61,7 @@ class Interception:
         """Put the originals back. If someone has wrapped our wrapper meanwhile, it stays and only passes calls on."""
         self._active = False
         for name, wrapper in self._replaced.items():
-            if getattr(self._torch._C, name) is wrapper:
+            if getattr(self._torch._C, name, None) is wrapper:
                 setattr(self._torch._C, name, wrapper.__wrapped__)
         self._replaced.clear()
 
