@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 MARK = "__gpumem_interception__"
 
 
+def original(binding: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the binding beneath our wrappers, or the given one if it is none of them."""
+    while hasattr(binding, MARK):
+        binding = binding.__wrapped__  # type: ignore[attr-defined]
+    return binding
+
+
 class Interception:
     """The replaced bindings of one back end.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.records import Device, DriverMemory
 
-from .interception import Interception
+from .interception import Interception, original
 from .workspaces import candidates
 
 if TYPE_CHECKING:
@@ -75,13 +75,15 @@ class CachingAllocator:
         self._devices: dict[int, Device] = {}
         self._raw: dict[str, Callable[..., Any]] = {}
 
-    def _call(self, name: str, *args: Any) -> Any:
-        """Call a binding of `torch._C`, past our own interception of it."""
+    def _binding(self, name: str) -> Callable[..., Any]:
+        """Return a binding of `torch._C` as it is without our own interception of it."""
         function = self._raw.get(name)
         if function is None:
-            found = getattr(sys.modules["torch"]._C, f"_{self.kind}_{name}")
-            function = self._raw[name] = getattr(found, "__wrapped__", found)
-        return function(*args)
+            function = self._raw[name] = original(getattr(sys.modules["torch"]._C, f"_{self.kind}_{name}"))
+        return function
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return self._binding(name)(*args)
 
     def _module(self) -> Any | None:
         """Return `torch.cuda` or `torch.xpu` once it is initialised in this very process, else `None`."""
@@ -172,6 +174,8 @@ class CachingAllocator:
         torch = sys.modules.get("torch")
         if not hasattr(getattr(torch, "_C", None), f"_{self.kind}_memoryStats"):
             return None
+        for name in ("memoryStats", "resetPeakMemoryStats"):
+            self._binding(name)  # now: later, someone else's wrapper may lie on top of ours
         return Interception(torch, self, watcher).install()
 
 
