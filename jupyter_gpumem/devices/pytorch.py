@@ -30,7 +30,7 @@ def loaded_torch() -> Any | None:
 
 def torch_installed() -> bool:
     """Whether PyTorch is imported or could be. About 0.2 ms until it is imported."""
-    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+    return sys.modules.get("torch") is not None or importlib.util.find_spec("torch") is not None
 
 
 def explain_absence() -> str | None:
@@ -141,13 +141,13 @@ class CachingAllocator:
     def _snapshot(self) -> dict[str, Any] | None:
         if self._module() is None:
             return None
-        try:  # since torch 2.11 the copy of a long recording can be left out (pytorch/pytorch#172672)
-            snapshot = self._call("memorySnapshot", (0, 0, False))
-        except (TypeError, RuntimeError):
-            snapshot = self._call("memorySnapshot", None)
-        except AttributeError:
-            return None
-        return snapshot if isinstance(snapshot, dict) else None
+        # Since torch 2.11 the copy of a long recording can be left out (pytorch/pytorch#172672); before, the argument
+        # was the pool alone, and still earlier there was none.
+        for arguments in ([(0, 0, False)], [None], []):
+            with contextlib.suppress(TypeError, RuntimeError, AttributeError):
+                snapshot = self._call("memorySnapshot", *arguments)
+                return snapshot if isinstance(snapshot, dict) else None
+        return None
 
     def segments(self, index: int) -> list[dict[str, Any]] | None:
         snapshot = self._snapshot()
