@@ -223,9 +223,7 @@ def check_devices(labels: frozenset[str] | None) -> None:
 
 def missing_devices(labels: frozenset[str] | None = None) -> str:
     """Return in one sentence why a measurement, or one of the devices in `labels`, saw no device."""
-    if labels is not None and any(devices.ready_devices()):
-        return f"{', '.join(sorted(labels))} {'was' if len(labels) == 1 else 'were'} not used yet in this process"
-    absent = devices.explain_absence()
+    absent = devices.explain_unused(labels) or devices.explain_absence()
     if absent is not None:
         return absent
     if devices.loaded_torch() is None:
