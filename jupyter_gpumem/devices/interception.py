@@ -68,7 +68,8 @@ class Interception:
         """Put the originals back. If someone has wrapped our wrapper meanwhile, it stays and only passes calls on."""
         self._active = False
         for name, wrapper in self._replaced.items():
-            if getattr(self._torch._C, name, None) is wrapper:
+            bound: Any = getattr(self._torch._C, name, None)
+            if bound is wrapper:
                 setattr(self._torch._C, name, wrapper.__wrapped__)
         self._replaced.clear()
 
