@@ -16,7 +16,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/unit/golden/*.txt from what is shown now")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/unit/golden/*.txt from what is shown now"
+    )
 
 
 @pytest.fixture

@@ -118,11 +118,15 @@ def test_old_snapshots_without_block_addresses():
     blocks = ((LIVE, 5), (FREE, 50), (LIVE, 5))
     old = segment(*blocks, expandable=True, placed=False)
     for key in ("segment_pool_id", "is_expandable"):
-        assert fragmentation([{k: v for k, v in segment(*blocks).items() if k != key}]) == fragmentation([segment(*blocks)])
+        assert fragmentation([{k: v for k, v in segment(*blocks).items() if k != key}]) == fragmentation(
+            [segment(*blocks)]
+        )
     assert fragmentation([old]) == fragmentation([segment(*blocks, expandable=True)])
 
 
-blocks = st.lists(st.tuples(st.sampled_from([LIVE, FREE, PENDING]), st.sampled_from([0.5, 1, 2, 7, 20, 45])), min_size=1)
+blocks = st.lists(
+    st.tuples(st.sampled_from([LIVE, FREE, PENDING]), st.sampled_from([0.5, 1, 2, 7, 20, 45])), min_size=1
+)
 segments = st.lists(
     st.builds(
         lambda blocks, kind, stream, pool, expandable: segment(

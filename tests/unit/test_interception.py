@@ -211,7 +211,7 @@ def test_an_error_of_the_binding_is_the_users(log):
 
     torch._C._cuda_memoryStats = broken
     Interception(torch, backend(), log).install()
-    with pytest.raises(RuntimeError, match="^Invalid device argument$"):
+    with pytest.raises(RuntimeError, match=r"^Invalid device argument$"):
         torch._C._cuda_memoryStats(9)
     assert log.seen == []
 

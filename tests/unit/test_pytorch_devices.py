@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -19,12 +20,11 @@ from jupyter_gpumem.records import Counters, Device, DriverMemory
 from jupyter_gpumem.units import GiB, MiB
 
 
-def test_a_cpu_only_torch_has_no_devices_and_stays_untouched():
-    """O23: the real CPU build answers everything with nothing, raises nothing and initialises nothing."""
+def test_a_torch_without_gpu_has_no_devices_and_stays_untouched():
+    """O23: the real build, for CPU or without a card, answers with nothing, raises nothing and initialises nothing."""
     code = """
 import sys, torch
 from jupyter_gpumem import Measure, devices
-assert torch.version.cuda is None
 for backend in devices.backends():
     assert list(backend.ready()) == [], backend.kind
     assert not backend.count(), backend.kind
@@ -32,14 +32,24 @@ for backend in devices.backends():
     assert backend.segments(0) is None
     assert backend.settings() == {}
     assert backend.workspaces(0) == {}
-    assert backend.watch(None) is None, backend.kind
+    undo = backend.watch(None)
+    assert (undo is None) == (not hasattr(torch._C, f"_{backend.kind}_memoryStats")), backend.kind
+    if undo is not None:
+        undo()
 assert list(devices.ready_devices()) == []
-assert devices.explain_absence() == f"this PyTorch ({torch.__version__}) is built without GPU support"
-assert devices.versions() == {"torch": torch.__version__}
+for_cpu = torch.version.cuda is None and torch.version.hip is None
+assert devices.explain_absence() == (
+    f"this PyTorch ({torch.__version__}) is built without GPU support" if for_cpu else
+    f"PyTorch {torch.__version__} sees no GPU; check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES")
+assert devices.versions()["torch"] == torch.__version__
+assert ("cuda" in devices.versions()) == (torch.version.cuda is not None)
 assert not torch.cuda.is_initialized()
 assert not torch.xpu.is_initialized()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
 
 

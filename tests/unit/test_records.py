@@ -205,7 +205,11 @@ def test_the_unallocated_ratio_is_a_fraction(allocated, more):
     assert DeviceStatus(CARD, None, None).unallocated_ratio is None
 
 
-SHOWN = [Measurement((usage(),), 1.5), Series((Measurement((usage(),), 1.5),)), status_of(DeviceStatus(CARD, None, None))]
+SHOWN = [
+    Measurement((usage(),), 1.5),
+    Series((Measurement((usage(),), 1.5),)),
+    status_of(DeviceStatus(CARD, None, None)),
+]
 
 
 @pytest.mark.parametrize("record", SHOWN, ids=lambda r: type(r).__name__)

@@ -76,9 +76,7 @@ FRESH = usage(
     workspaces=64 * MiB,
     driver_end=card(3 * GiB, GiB + 530 * MiB),
 )
-OOM = usage(
-    end=counters(2 * GiB, 130 * GiB, 400, retries=1, ooms=1), peak_allocated=129 * GiB, peak_reserved=130 * GiB
-)
+OOM = usage(end=counters(2 * GiB, 130 * GiB, 400, retries=1, ooms=1), peak_allocated=129 * GiB, peak_reserved=130 * GiB)
 MPS = usage(
     APPLE,
     start=Counters(allocated=GiB, reserved=2 * GiB),
@@ -107,7 +105,9 @@ MEASURED = {
     ),
     "retries": result(usage(end=counters(2 * GiB + 512 * MiB, 6 * GiB, 500, retries=5, ooms=2))),
     "first_use": result(FRESH),
-    "other_processes": result(usage(driver_start=card(10 * GiB, 4 * GiB), driver_end=card(20 * GiB, 7 * GiB + 40 * MiB))),
+    "other_processes": result(
+        usage(driver_start=card(10 * GiB, 4 * GiB), driver_end=card(20 * GiB, 7 * GiB + 40 * MiB))
+    ),
     "interrupted": result(usage(), error="KeyboardInterrupt"),
     "not_measured": result(missing="this PyTorch (2.13.0+cpu) is built without GPU support"),
     "not_measured_failing": result(missing="torch was not imported", error="ValueError"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 
-import matplotlib as mpl
 import pytest
 from IPython.lib.pretty import pretty
 
@@ -17,12 +16,21 @@ from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.report.plot import plot_steps
 from jupyter_gpumem.units import GiB, MiB
 
-mpl.use("Agg")
-
 
 @pytest.fixture(autouse=True)
 def clean(ledger):
     """Every test here gives the ledger back clean."""
+
+
+@pytest.fixture
+def plt(monkeypatch):
+    """Pyplot without a screen; figures are closed afterwards."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("Agg")
+    yield plt
+    plt.close("all")
 
 
 @pytest.fixture
@@ -113,10 +121,16 @@ def test_after_stop_no_step_can_be_added(fake):
 
 def test_a_step_that_an_exception_ends_is_kept(fake):
     """The failed step has the error and no name, and the exception passes through."""
-    with pytest.raises(LookupError), gm.Tracker() as tracker:
-        tracker.step("good")
-        fake.free(fake.allocate(GiB))
-        raise LookupError
+    tracker = gm.Tracker()
+
+    def loop():
+        with tracker:
+            tracker.step("good")
+            fake.free(fake.allocate(GiB))
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        loop()
     assert [(step.label, step.error) for step in tracker.steps] == [("good", None), (None, "LookupError")]
     assert tracker.steps[1].peak_allocated == GiB
     assert LEDGER.open_intervals == 0
@@ -124,8 +138,9 @@ def test_a_step_that_an_exception_ends_is_kept(fake):
 
 def test_an_exception_after_stop_adds_nothing(fake):
     """A tracker that was stopped inside its block has nothing left to end."""
-    with pytest.raises(LookupError), gm.Tracker() as tracker:
-        tracker.stop()
+    tracker = gm.Tracker()
+    tracker.stop()
+    with pytest.raises(LookupError), tracker:
         raise LookupError
     assert tracker.steps == []
 
@@ -161,7 +176,7 @@ def bars(axes):
     return [drawn[width] for width in sorted(drawn, reverse=True)]
 
 
-def test_the_drawing_has_the_right_heights(two_steps):
+def test_the_drawing_has_the_right_heights(two_steps, plt):
     """Reserved, peak and level stand at their step, in MiB, with the steps' names below."""
     axes = two_steps.plot()
     reserved, peak, level = bars(axes)
@@ -173,10 +188,9 @@ def test_the_drawing_has_the_right_heights(two_steps):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "peak reserved", "peak allocated", "allocated at the end",
     ]  # fmt: skip
-    mpl.pyplot.close(axes.figure)
 
 
-def test_large_steps_are_drawn_in_gib(fake):
+def test_large_steps_are_drawn_in_gib(fake, plt):
     """The unit follows the highest bar."""
     with gm.Tracker() as tracker:
         fake.allocate(3 * GiB)
@@ -184,21 +198,20 @@ def test_large_steps_are_drawn_in_gib(fake):
     axes = tracker.plot()
     assert axes.get_ylabel() == "GiB"
     assert bars(axes)[1] == [(0, 3)]
-    mpl.pyplot.close(axes.figure)
 
 
-def test_the_drawing_goes_into_given_axes(two_steps):
+def test_the_drawing_goes_into_given_axes(two_steps, plt):
     """No figure is made then, and the same axes come back."""
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    open_figures = mpl.pyplot.get_fignums()
+    open_figures = plt.get_fignums()
     assert two_steps.plot(axes) is axes
-    assert mpl.pyplot.get_fignums() == open_figures
+    assert plt.get_fignums() == open_figures
     assert len(axes.patches) == 6
 
 
-def test_devices_stand_apart_in_the_drawing():
+def test_devices_stand_apart_in_the_drawing(plt):
     """With several devices each group is labelled with its device, and a gap lies between them."""
     rows = [
         {"step": "a", "device": f"pair:{index}", "peak_allocated": 2 * MiB, "peak_reserved": 4 * MiB,
@@ -208,15 +221,19 @@ def test_devices_stand_apart_in_the_drawing():
     axes = plot_steps(rows)
     assert bars(axes)[0] == [(0, 4), (2, 4)]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["pair:0\na", "pair:1\na"]
-    mpl.pyplot.close(axes.figure)
 
 
-def test_missing_numbers_and_an_empty_log_can_be_drawn():
+def test_missing_numbers_and_an_empty_log_can_be_drawn(plt):
     """A device without peaks has bars of height zero for them, and its reserved level stands in."""
-    row = {"step": None, "device": "mps:0", "peak_allocated": None, "peak_reserved": None, "reserved": MiB, "allocated": 0}
+    row = {
+        "step": None,
+        "device": "mps:0",
+        "peak_allocated": None,
+        "peak_reserved": None,
+        "reserved": MiB,
+        "allocated": 0,
+    }
     axes = plot_steps([row])
     assert bars(axes) == [[(0, 1)], [(0, 0)], [(0, 0)]]
-    mpl.pyplot.close(axes.figure)
     axes = plot_steps([])
     assert len(axes.patches) == 0
-    mpl.pyplot.close(axes.figure)

@@ -112,7 +112,24 @@ def test_a_larger_size_never_reads_smaller(a, b):
     assert read(format_bytes(small)) <= read(format_bytes(large))
 
 
-BAD = ["", " ", "x", "MiB", "12 XiB", "1.2.3", "-5", "+5", "1e9", "5 Mi B", "1,5GiB", "nan", "0x10", "5%", "1.MiB", "12MiBs"]
+BAD = [
+    "",
+    " ",
+    "x",
+    "MiB",
+    "12 XiB",
+    "1.2.3",
+    "-5",
+    "+5",
+    "1e9",
+    "5 Mi B",
+    "1,5GiB",
+    "nan",
+    "0x10",
+    "5%",
+    "1.MiB",
+    "12MiBs",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -130,6 +147,7 @@ def test_what_is_no_size_is_refused_in_one_line(text):
 def test_any_text_is_a_size_or_refused_in_one_line(text):
     """No text, however odd, raises anything but our own error, or reads as a negative size."""
     try:
-        assert parse_bytes(text) >= 0
+        outcome = parse_bytes(text)
     except InvalidValueError as refusal:
-        assert "\n" not in str(refusal)
+        outcome = str(refusal)
+    assert outcome >= 0 if isinstance(outcome, int) else "\n" not in outcome
