@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -64,7 +65,7 @@ class Span:
 class Interval:
     """A measurement that is open in the ledger: one span for each device, created when the device is first seen."""
 
-    __slots__ = ("only", "spans")
+    __slots__ = ("__weakref__", "only", "spans")
 
     def __init__(self, only: frozenset[str] | None) -> None:
         self.only = only
@@ -81,7 +82,8 @@ class PeakLedger:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._accounts: dict[Key, _Account] = {}
-        self._open: list[Interval] = []
+        # Weak: a measurement that its owner dropped without an end (a tracker in a cell that ran again) is over.
+        self._open: weakref.WeakSet[Interval] = weakref.WeakSet()
         self._unwatch: dict[Backend, Callable[[], None]] = {}
         self._import_watch: devices.TorchImportWatch | None = None
 
@@ -96,7 +98,7 @@ class PeakLedger:
                 if interval.covers(backend, index):
                     start = self._restart_peaks(backend, index)
                     interval.spans[backend, index] = Span(start, start.allocated, start.reserved)
-            self._open.append(interval)
+            self._open.add(interval)
         return interval
 
     def close(self, interval: Interval) -> dict[Key, Span]:
@@ -143,14 +145,22 @@ class PeakLedger:
     def reading(self, backend: Backend, index: int, stats: Stats) -> None:
         """Raise the peaks in `stats` to what the user would see without us."""
         account = self._accounts.get((backend, index))
-        if account is not None and account.user:
-            for key, name, leaf in _leaves(stats):
-                leaf["peak"] = max(leaf["peak"], account.user.get((key, name), 0))
+        if account is None or not account.user:
+            return
+        if _fell(account.last, _peaks(stats)):
+            with self._lock:  # and read again: `stats` may be older than our own latest reset
+                self._fold(backend, index, backend.stats(index))
+        user = account.user or {}  # once: another thread may end the last measurement meanwhile
+        for key, name, leaf in _leaves(stats):
+            leaf["peak"] = max(leaf["peak"], user.get((key, name), 0))
 
     @contextlib.contextmanager
     def peak_reset(self, backend: Backend, index: int) -> Iterator[None]:
         """Fold the peaks that the user is about to wipe out; afterwards the user's maximum starts anew."""
         with self._lock:
+            if index not in backend.ready():  # a loop over all cards resets those without a context too
+                yield
+                return
             before = backend.stats(index)
             self._fold(backend, index, before)
             yield
@@ -158,6 +168,7 @@ class PeakLedger:
             account = self._account(backend, index)
             account.user, account.last = None, _peaks(after)
             self._doubt_if_raced(backend, index, before, after)
+            self._unwatch_if_idle()
 
     @contextlib.contextmanager
     def totals_reset(self, backend: Backend, index: int) -> Iterator[None]:
@@ -193,7 +204,7 @@ class PeakLedger:
         """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
         account = self._account(backend, index)
         peaks = _peaks(stats)
-        unseen = any(value > peaks.get(key, value) for key, value in account.last.items())
+        unseen = _fell(account.last, peaks)
         if unseen:
             account.user = None  # honoured, as a reset in our sight would be
         account.last = peaks
@@ -204,7 +215,7 @@ class PeakLedger:
                 span.peak_allocated = _highest(span.peak_allocated, read.peak_allocated)
                 span.peak_reserved = _highest(span.peak_reserved, read.peak_reserved)
                 if unseen:
-                    span.doubt = UNSEEN_RESET
+                    span.doubt = span.doubt or UNSEEN_RESET
 
     def _span(self, interval: Interval, backend: Backend, index: int) -> Span:
         """Return the span of a device; one that became ready inside the interval began with nothing."""
@@ -218,7 +229,7 @@ class PeakLedger:
 
         Memory that only grew, or only shrank, between the two has its maximum in one of them: nothing is lost then.
         """
-        if all(_moved(before, after, way) for way in ("allocated", "freed")):
+        if any(_rose_and_fell(before, after, key) for key in ("allocation", "reserved_bytes")):
             for interval in self._open:
                 if interval.covers(backend, index):
                     self._span(interval, backend, index).doubt = RACE
@@ -280,10 +291,15 @@ def _peaks(stats: Stats) -> Peaks:
     return {(key, name): leaf["peak"] for key, name, leaf in _leaves(stats)}
 
 
-def _moved(before: Stats, after: Stats, way: str) -> bool:
-    """Whether memory was allocated (or freed) between two readings, by the count that only ever rises."""
-    counts = [stats.get("allocation", {}).get("all", {}).get(way) for stats in (before, after)]
-    return bool(counts[0] != counts[1])
+def _fell(last: Peaks, now: Peaks) -> bool:
+    """Whether a peak is below its last reading, which only a reset can do."""
+    return any(value > now.get(key, value) for key, value in last.items())
+
+
+def _rose_and_fell(before: Stats, after: Stats, key: str) -> bool:
+    """Whether a level went both ways between two readings, by the counts that only ever rise."""
+    old, new = (stats.get(key, {}).get("all", {}) for stats in (before, after))
+    return all(old.get(way) != new.get(way) for way in ("allocated", "freed"))
 
 
 def _check_totals(span: Span) -> None:
@@ -297,7 +313,7 @@ def _check_totals(span: Span) -> None:
         unknown = {"retries": None, "ooms": None, "allocation_count": None, "allocation_bytes": None}
         span.start = replace(span.start, **unknown)
     elif count and size and span.peak_allocated is not None and span.peak_allocated * count < size:
-        span.doubt = UNSEEN_RESET
+        span.doubt = span.doubt or UNSEEN_RESET
 
 
 def _highest(a: int | None, b: int | None) -> int | None:

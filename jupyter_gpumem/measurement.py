@@ -100,7 +100,7 @@ class Measure:
             rss_delta=_resident_bytes() - self._rss,
             label=self._label,
             error=None if error is None else error.__name__,
-            missing=None if usages else missing_devices(),
+            missing=None if usages else missing_devices(self._only),
         )
         return self.result
 
@@ -197,8 +197,13 @@ def device_labels(named: Iterable[int | str] | None) -> frozenset[str] | None:
     """Return the labels (`cuda:0`) of devices named by index, by number or by label; `None` means all."""
     if named is None:
         return None
-    kind = next((backend.kind for backend, _ in devices.ready_devices()), "cuda")
-    return frozenset(f"{kind}:{name}" if str(name).isdigit() else str(name) for name in named) or None
+    default = next((backend.kind for backend, _ in devices.ready_devices()), "cuda")
+
+    def label(name: str) -> str:
+        kind, colon, index = name.rpartition(":")
+        return f"{kind if colon else default}:{int(index)}" if index.isdecimal() else name
+
+    return frozenset(map(label, map(str, named))) or None
 
 
 def check_devices(labels: frozenset[str] | None) -> None:
@@ -213,7 +218,7 @@ def check_devices(labels: frozenset[str] | None) -> None:
     counts = {backend.kind: backend.count() for backend in devices.backends()}
     for label in sorted(labels):
         kind, _, index = label.partition(":")
-        if kind not in counts or not index.isdigit():
+        if kind not in counts or not index.isdecimal():
             raise DeviceNotFoundError(f"no such device: {label!r}; name one by its index (0) or label (cuda:0)")
         count = counts[kind]
         if count is None or (count == 0 and kind != "mps"):
@@ -225,9 +230,9 @@ def check_devices(labels: frozenset[str] | None) -> None:
             raise DeviceNotFoundError(f"no such device: {label}; visible to this process: {visible}")
 
 
-def missing_devices() -> str:
-    """Return in one sentence why a measurement saw no device."""
-    absent = devices.explain_absence()
+def missing_devices(labels: frozenset[str] | None = None) -> str:
+    """Return in one sentence why a measurement, or one of the devices in `labels`, saw no device."""
+    absent = devices.explain_unused(labels) or devices.explain_absence()
     if absent is not None:
         return absent
     if devices.loaded_torch() is None:

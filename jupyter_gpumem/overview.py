@@ -34,7 +34,7 @@ def status(only: frozenset[str] | None = None) -> Status:
             settings |= _changed_settings(backend.settings())
     missing = None
     if not found:
-        missing = devices.explain_absence() or "this process has not used a GPU yet"
+        missing = devices.explain_unused(only) or devices.explain_absence() or "this process has not used a GPU yet"
         if only is None:
             found = [DeviceStatus(device, None, memory) for device, memory in devices.uninitialised_cards()]
     return Status(tuple(found), settings, devices.versions(), missing)

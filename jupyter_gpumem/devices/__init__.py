@@ -28,6 +28,7 @@ __all__ = [
     "counters",
     "driver_memory",
     "explain_absence",
+    "explain_unused",
     "loaded_torch",
     "ready_devices",
     "remove_backend",
@@ -64,6 +65,13 @@ def ready_devices() -> Iterator[tuple[Backend, int]]:
     for backend in _backends:
         for index in backend.ready():
             yield backend, index
+
+
+def explain_unused(labels: frozenset[str] | None) -> str | None:
+    """Return in one sentence that devices in `labels` are not in use, or `None` if none are named or none is in use."""
+    if labels is None or not any(True for _ in ready_devices()):
+        return None
+    return f"{', '.join(sorted(labels))} {'was' if len(labels) == 1 else 'were'} not used yet in this process"
 
 
 def driver_memory(backend: Backend, index: int) -> DriverMemory | None:

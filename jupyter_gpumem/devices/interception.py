@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 MARK = "__gpumem_interception__"
 
 
+def original(binding: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the binding beneath our wrappers, or the given one if it is none of them."""
+    while hasattr(binding, MARK):
+        binding = binding.__wrapped__  # type: ignore[attr-defined]
+    return binding
+
+
 class Interception:
     """The replaced bindings of one back end.
 
@@ -61,7 +68,8 @@ class Interception:
         """Put the originals back. If someone has wrapped our wrapper meanwhile, it stays and only passes calls on."""
         self._active = False
         for name, wrapper in self._replaced.items():
-            if getattr(self._torch._C, name) is wrapper:
+            bound: Any = getattr(self._torch._C, name, None)
+            if bound is wrapper:
                 setattr(self._torch._C, name, wrapper.__wrapped__)
         self._replaced.clear()
 

@@ -56,19 +56,27 @@ class NvmlDriver:
     def _started(self) -> Any | None:
         if self._nvml is None and not self._failed:
             with self._lock:
-                try:
-                    import pynvml
-
-                    pynvml.nvmlInit()
-                    self._nvml = pynvml
-                except (ImportError, OSError, pynvml.NVMLError):  # no library, no driver, no permission
-                    self._failed = True
+                self._nvml = _start()
+                self._failed = self._nvml is None
         return self._nvml
 
     def _handle(self, nvml: Any, device: Device) -> Any | None:
         if device not in self._handles:
             self._handles[device] = _find(nvml, device)
         return self._handles[device]
+
+
+def _start() -> Any | None:
+    """Return `pynvml` with NVML started, or `None` without library, driver or permission."""
+    try:
+        import pynvml
+    except (ImportError, OSError):
+        return None
+    try:
+        pynvml.nvmlInit()
+    except (OSError, pynvml.NVMLError):
+        return None
+    return pynvml
 
 
 def _find(nvml: Any, device: Device) -> Any | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.records import Device, DriverMemory
 
-from .interception import Interception
+from .interception import Interception, original
 from .workspaces import candidates
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _found: set[str] = set()
 
 def torch_installed() -> bool:
     """Whether PyTorch is imported or could be. Looking takes 0.2 ms, so that it was found is remembered."""
-    if "torch" in sys.modules or "torch" in _found:
+    if sys.modules.get("torch") is not None or "torch" in _found:
         return True
     if importlib.util.find_spec("torch") is None:
         return False
@@ -83,13 +83,15 @@ class CachingAllocator:
         self._devices: dict[int, Device] = {}
         self._raw: dict[str, Callable[..., Any]] = {}
 
-    def _call(self, name: str, *args: Any) -> Any:
-        """Call a binding of `torch._C`, past our own interception of it."""
+    def _binding(self, name: str) -> Callable[..., Any]:
+        """Return a binding of `torch._C` as it is without our own interception of it."""
         function = self._raw.get(name)
         if function is None:
-            found = getattr(sys.modules["torch"]._C, f"_{self.kind}_{name}")
-            function = self._raw[name] = getattr(found, "__wrapped__", found)
-        return function(*args)
+            function = self._raw[name] = original(getattr(sys.modules["torch"]._C, f"_{self.kind}_{name}"))
+        return function
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return self._binding(name)(*args)
 
     def _module(self) -> Any | None:
         """Return `torch.cuda` or `torch.xpu` once it is initialised in this very process, else `None`."""
@@ -147,13 +149,13 @@ class CachingAllocator:
     def _snapshot(self) -> dict[str, Any] | None:
         if self._module() is None:
             return None
-        try:  # since torch 2.11 the copy of a long recording can be left out (pytorch/pytorch#172672)
-            snapshot = self._call("memorySnapshot", (0, 0, False))
-        except (TypeError, RuntimeError):
-            snapshot = self._call("memorySnapshot", None)
-        except AttributeError:
-            return None
-        return snapshot if isinstance(snapshot, dict) else None
+        # Since torch 2.11 the copy of a long recording can be left out (pytorch/pytorch#172672); before, the argument
+        # was the pool alone, and still earlier there was none.
+        for arguments in ([(0, 0, False)], [None], []):
+            with contextlib.suppress(TypeError, RuntimeError, AttributeError):
+                snapshot = self._call("memorySnapshot", *arguments)
+                return snapshot if isinstance(snapshot, dict) else None
+        return None
 
     def segments(self, index: int) -> list[dict[str, Any]] | None:
         snapshot = self._snapshot()
@@ -180,6 +182,8 @@ class CachingAllocator:
         torch = sys.modules.get("torch")
         if not hasattr(getattr(torch, "_C", None), f"_{self.kind}_memoryStats"):
             return None
+        for name in ("memoryStats", "resetPeakMemoryStats"):
+            self._binding(name)  # now: later, someone else's wrapper may lie on top of ours
         return Interception(torch, self, watcher).install()
 
 

@@ -89,24 +89,27 @@ class Options(argparse.ArgumentParser):
             word = match[1]
             if word == "--":
                 return words, line[match.end() :].strip()
-            wants_value = bool(words) and words[-1] in self._value_flags()
-            if not wants_value and not word.startswith("-"):
+            if not (words and self._wants_value(words[-1])) and not word.startswith("-"):
                 break
             words.append(word)
             end = match.end()
         return words, line[end:].strip()
 
-    def _value_flags(self) -> set[str]:
-        return {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
+    def _wants_value(self, word: str) -> bool:
+        """Whether an option leaves its value to the next word, as `-d`, `--device` and, in a group, `-qd` do."""
+        flags = {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
+        if word.startswith("--") or not word.startswith("-"):
+            return word in flags
+        return next((end for end, letter in enumerate(word[1:], 2) if f"-{letter}" in flags), None) == len(word)
 
     def complete(self, line: str, word: str) -> list[str]:
         """Return what Tab offers for `word`, the unfinished last word of `line`; nothing inside a statement."""
         before = line.split()[1:]
         if before and word:
             before = before[:-1]
-        if before and (action := self._flag(before[-1])) is not None and action.nargs != 0:
+        if before and self._wants_value(before[-1]) and (action := self._flag(before[-1])) is not None:
             return self._values(action, word)
-        if self.takes_statement and any(not w.startswith("-") for w in self._without_values(before)):
+        if self.takes_statement and any(w == "--" or not w.startswith("-") for w in self._without_values(before)):
             return []
         if word.startswith("-"):
             return sorted(flag for a in self._actions for flag in a.option_strings if flag.startswith(word))
@@ -114,11 +117,12 @@ class Options(argparse.ArgumentParser):
         return found if found or word else sorted(a.option_strings[-1] for a in self._actions if a.option_strings)
 
     def _without_values(self, words: list[str]) -> list[str]:
-        flags = self._value_flags()
-        return [word for number, word in enumerate(words) if not number or words[number - 1] not in flags]
+        return [word for number, word in enumerate(words) if not number or not self._wants_value(words[number - 1])]
 
     def _flag(self, word: str) -> argparse.Action | None:
-        return next((action for action in self._actions if word in action.option_strings), None)
+        group = not word.startswith("--") and len(word) > 2
+        flag = f"-{word[-1]}" if group else word
+        return next((action for action in self._actions if flag in action.option_strings), None)
 
     def _values(self, action: argparse.Action, word: str) -> list[str]:
         complete = self._completers.get(action.dest)
@@ -128,7 +132,7 @@ class Options(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a number of at least 1: {text!r}")
     return int(text)
 

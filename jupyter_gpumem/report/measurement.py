@@ -140,7 +140,8 @@ def series_sheets(series: Series) -> list[Sheet]:
             usage = next((u for u in run.devices if u.device.label == label), None)
             if usage is None:
                 continue
-            peaks.append(usage.peak_over_start or 0)
+            if run.error is None:  # a run that was cut short says nothing of what a whole one needs
+                peaks.append(usage.peak_over_start or 0)
             bound = "" if usage.doubt is None else ">= "
             rows.append(
                 (

@@ -34,7 +34,8 @@ def _device_sheet(status: Status, one: DeviceStatus) -> Sheet:
         heading.append(format_bytes(total))
     rows = _card_layers(one) if one.counters is None else one.layers
     cells = tuple((name, format_bytes(size), f"{100 * size / total:.1f} %" if total else "") for name, size in rows)
-    bar = tuple(size / total for _, size in rows) if total and one.driver else ()
+    # Contradicting counters (memory moved to the host under Windows, say) show in the numbers, not as a broken bar.
+    bar = tuple(max(0.0, size / total) for _, size in rows) if total and one.driver else ()
     return Sheet(tuple(heading), (), cells, tuple(_notes(status, one)), bar)
 
 

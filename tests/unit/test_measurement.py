@@ -1,0 +1,462 @@
+"""`measure`: as a block, as a decorator, with devices named, and refused where it cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import inspect
+import sys
+import threading
+import weakref
+
+import pytest
+
+import jupyter_gpumem as gm
+from jupyter_gpumem import devices
+from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError
+from jupyter_gpumem.errors import DeviceNotFoundError, UnavailableError
+from jupyter_gpumem.ledger import LEDGER
+from jupyter_gpumem.measurement import device_labels, missing_devices
+from jupyter_gpumem.units import GiB, MiB
+
+
+@pytest.fixture(autouse=True)
+def clean(ledger):
+    """Every test here gives the ledger back clean."""
+
+
+def spike(backend, size, index=0):
+    """Allocate and free."""
+    backend.free(backend.allocate(size, index))
+
+
+def test_a_block_is_measured(fake):
+    """The result is there after the block, and only then."""
+    with gm.measure("training") as measured:
+        assert measured.result is None
+        assert "running" in repr(measured)
+        spike(fake, GiB)
+        fake.allocate(MiB)
+    result = measured.result
+    assert result.peak_allocated == GiB
+    assert result["fake:0"].delta_allocated == MiB
+    assert result[0].exact
+    assert (result.label, result.error, result.missing) == ("training", None, None)
+    assert result.elapsed_s > 0
+    assert repr(measured) == str(result)
+
+
+def test_one_measure_serves_several_blocks_in_turn(fake):
+    """A second block with the same object starts anew and forgets the first."""
+    measured = gm.measure()
+    assert "not started" in repr(measured)
+    for size in (GiB, MiB):
+        with measured:
+            assert measured.result is None
+            spike(fake, size)
+        assert measured.result.peak_allocated == size
+
+
+def test_running_twice_is_refused(fake):
+    """A block inside itself is an error of the caller, and the outer block still ends well."""
+    with gm.measure() as measured:
+        with pytest.raises(RuntimeError, match="running already; make one for each"):
+            measured.start()
+        spike(fake, MiB)
+    assert measured.result.peak_allocated == MiB
+    with pytest.raises(RuntimeError, match="not started"):
+        measured.stop()
+
+
+def test_nested_blocks(fake):
+    """Each block has its own peak."""
+    with gm.measure() as outer:
+        spike(fake, GiB)
+        with gm.measure() as inner:
+            spike(fake, MiB)
+    assert (outer.result.peak_allocated, inner.result.peak_allocated) == (GiB, MiB)
+
+
+def test_a_failing_block_has_a_result_and_its_own_error(fake):
+    """The error passes through unchanged, and the result names its type."""
+    shown = []
+    spike(fake, MiB)
+    with pytest.raises(FakeOutOfMemoryError), gm.measure(on_result=shown.append) as measured:
+        fake.allocate(100 * GiB)
+    assert measured.result.error == "FakeOutOfMemoryError"
+    assert measured.result[0].ooms == 1
+    assert measured.result.peak_allocated == 0
+    assert shown == [measured.result]
+
+
+def test_an_interrupted_block_is_closed(fake):
+    """Ctrl-C ends the measurement like any other error."""
+    with pytest.raises(KeyboardInterrupt), gm.measure() as measured:
+        raise KeyboardInterrupt
+    assert measured.result.error == "KeyboardInterrupt"
+    assert LEDGER.open_intervals == 0
+
+
+def test_a_function_is_measured_at_each_call(fake):
+    """The decorated function keeps its name, arguments and value, and has the latest result."""
+
+    @gm.measure
+    def work(size, *, index=0):
+        """Do it."""
+        spike(fake, size, index)
+        return size + 1
+
+    assert (work.__name__, work.__doc__, work.measurement) == ("work", "Do it.", None)
+    assert work(MiB, index=0) == MiB + 1
+    assert work.measurement.peak_allocated == MiB
+    assert work(GiB) == GiB + 1
+    assert work.measurement.peak_allocated == GiB
+    assert work.measurement.label.endswith("work")
+
+
+def test_a_decorator_with_arguments(fake):
+    """Label, devices and callback are those of the decorator."""
+    shown = []
+
+    @gm.measure("step", devices=["fake:0"], on_result=shown.append)
+    def work(size):
+        spike(fake, size)
+
+    for size in (MiB, 2 * MiB):
+        work(size)
+    assert [(one.label, one.peak_allocated) for one in shown] == [("step", MiB), ("step", 2 * MiB)]
+    assert work.measurement is shown[-1]
+
+
+def test_a_raising_function_is_measured(fake):
+    """Its error is the caller's, its result stays readable."""
+
+    @gm.measure
+    def work():
+        spike(fake, MiB)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        work()
+    assert (work.measurement.error, work.measurement.peak_allocated) == ("LookupError", MiB)
+
+
+def test_a_recursive_function_is_measured_at_every_depth(fake):
+    """Each call has its own peak, inner calls end first, and the latest result is the outermost one's."""
+    shown = []
+
+    @gm.measure(on_result=shown.append)
+    def work(depth):
+        spike(fake, depth * MiB)
+        if depth > 1:
+            work(depth - 1)
+
+    work(3)
+    assert [one.peak_allocated for one in shown] == [MiB, 2 * MiB, 3 * MiB]
+    assert work.measurement is shown[-1]
+
+
+def test_a_coroutine_function_is_measured_while_it_runs(fake):
+    """What happens after an `await` is inside, for each of several at the same time."""
+    shown = []
+
+    @gm.measure(on_result=shown.append)
+    async def work(name, size, mine, other):
+        await mine.wait()
+        spike(fake, size)
+        other.set()
+        return name
+
+    async def both():
+        one, two, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def begin():
+            one.set()
+
+        return await asyncio.gather(work("a", GiB, one, two), work("b", MiB, two, end), begin())
+
+    assert inspect.iscoroutinefunction(work)
+    assert asyncio.run(both()) == ["a", "b", None]
+    # Both were open from the beginning, so both saw the first one's GiB.
+    assert [one.peak_allocated for one in shown] == [GiB, GiB]
+
+
+def test_a_raising_and_a_cancelled_coroutine(fake):
+    """Both end their measurement, and both keep their own error."""
+
+    @gm.measure
+    async def work(wait):
+        spike(fake, MiB)
+        if wait:
+            await asyncio.Event().wait()
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        asyncio.run(work(False))
+    assert work.measurement.error == "LookupError"
+
+    async def cancelled():
+        task = asyncio.create_task(work(True))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert (work.measurement.error, work.measurement.peak_allocated) == ("CancelledError", MiB)
+
+
+def test_a_decorated_function_in_two_threads(fake):
+    """Calls that overlap in threads do not meet, and every call has a result."""
+    shown, barrier = [], threading.Barrier(2, timeout=20)
+
+    @gm.measure(on_result=shown.append)
+    def work():
+        barrier.wait()
+        spike(fake, MiB)
+        barrier.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(shown) == 2
+    assert all(one.peak_allocated in (MiB, 2 * MiB) for one in shown)
+
+
+def test_methods_can_be_decorated(fake):
+    """A decorated function is still a method of its class."""
+
+    class Model:
+        size = MiB
+
+        @gm.measure
+        def forward(self):
+            spike(fake, self.size)
+            return self
+
+    model = Model()
+    assert model.forward() is model
+    assert Model.forward.measurement.peak_allocated == MiB
+
+
+def test_all_devices_are_measured_at_once():
+    """Without a filter every device in use has its entry; with one only those named."""
+    pair = FakeBackend("pair", devices=2)
+    devices.add_backend(pair)
+    try:
+        with gm.measure() as both, gm.measure(devices=[1]) as second, gm.measure(devices=["pair:0"]) as first:
+            spike(pair, GiB, 0)
+            spike(pair, MiB, 1)
+        assert [u.device.label for u in both.result.devices] == ["pair:0", "pair:1"]
+        assert [u.peak_allocated for u in both.result.devices] == [GiB, MiB]
+        assert [u.device.label for u in first.result.devices] == ["pair:0"]
+        assert [u.device.label for u in second.result.devices] == ["pair:1"]
+    finally:
+        devices.remove_backend(pair)
+
+
+@pytest.mark.parametrize(
+    ("named", "labels"),
+    [
+        (None, None),
+        ([], None),
+        ([0], {"fake:0"}),
+        (["0", 0, "fake:0"], {"fake:0"}),
+        (["00", "fake:00"], {"fake:0"}),
+        ((1, "cuda:3"), {"fake:1", "cuda:3"}),
+        (["²"], {"²"}),
+        (["x"], {"x"}),
+    ],
+)
+def test_devices_are_named_by_index_or_label(fake, named, labels):
+    """An index belongs to the first kind in use; equal names mean the same device."""
+    assert device_labels(named) == (None if labels is None else frozenset(labels))
+
+
+def test_without_a_device_in_use_an_index_means_cuda():
+    """The kind that nearly everybody means."""
+    assert device_labels([1]) == {"cuda:1"}
+
+
+@pytest.mark.parametrize("named", ["fake:1", "fake:7", 3])
+def test_a_device_that_is_not_there_is_refused(fake, named):
+    """The refusal names the device and those that are visible, and nothing is left open."""
+    with pytest.raises(DeviceNotFoundError) as refusal:
+        gm.measure(devices=[named]).start()
+    assert str(refusal.value) == (
+        f"no such device: {named if named != 3 else 'fake:3'}; visible to this process: fake:0"
+    )
+    assert LEDGER.open_intervals == 0
+
+
+@pytest.mark.parametrize("named", ["nonsense", "nonsense:0", "fake", "fake:", "fake:x", "fake:-1", "²", "fake:²", ""])
+def test_what_is_no_device_is_refused_in_one_line(fake, named):
+    """The refusal says how a device is named."""
+    with pytest.raises(DeviceNotFoundError) as refusal:
+        gm.measure(devices=[named]).start()
+    assert str(refusal.value) == f"no such device: {named!r}; name one by its index (0) or label (cuda:0)"
+
+
+def test_several_visible_devices_are_named_as_a_range():
+    """A refusal on a machine with many cards stays one line."""
+    many = FakeBackend("many", devices=8)
+    devices.add_backend(many)
+    try:
+        with pytest.raises(DeviceNotFoundError, match=r"visible to this process: many:0 to many:7$"):
+            gm.measure(devices=["many:8"]).start()
+    finally:
+        devices.remove_backend(many)
+
+
+def test_a_named_device_on_a_machine_without_any_is_refused(monkeypatch):
+    """The reason is the machine's, in one line, whether torch lacks CUDA or is missing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
+        with pytest.raises(
+            UnavailableError, match=r"^cuda:0 cannot be measured: this PyTorch \(2.99\) is built without"
+        ):
+            gm.measure(devices=[0]).start()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UnavailableError, match=r"^cuda:0 cannot be measured: PyTorch is not installed"):
+        gm.measure(devices=[0]).start()
+
+
+def test_a_result_without_devices_says_why(monkeypatch):
+    """Nothing measured is explained in one sentence, never shown as zero."""
+    monkeypatch.setattr(devices, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
+    with gm.measure() as measured:
+        pass
+    assert measured.result.devices == ()
+    assert measured.result.peak_allocated is None
+    assert measured.result.missing == "this PyTorch (2.99) is built without GPU support"
+    monkeypatch.setattr(devices, "explain_absence", lambda: None)
+    monkeypatch.setattr(devices, "loaded_torch", object)
+    assert missing_devices() == "no GPU was used yet in this process"
+    monkeypatch.setattr(devices, "loaded_torch", lambda: None)
+    assert missing_devices() == "torch was not imported"
+
+
+def test_a_named_device_that_was_not_used_is_named_in_the_reason(fake, monkeypatch):
+    """With another device in use it would be wrong to say that none was."""
+    monkeypatch.setattr(devices, "explain_absence", lambda: None)
+    late = FakeBackend("late", started=False)
+    devices.add_backend(late)
+    try:
+        with gm.measure(devices=["late:0"]) as measured:
+            spike(fake, MiB)
+        assert measured.result.devices == ()
+        assert measured.result.missing == "late:0 was not used yet in this process"
+    finally:
+        devices.remove_backend(late)
+
+
+def test_the_driver_is_asked_at_both_ends(fake):
+    """What other processes took meanwhile is in the result, and not in ours."""
+    with gm.measure() as measured:
+        fake.allocate(10 * MiB)
+        fake.others += GiB
+    one = measured.result[0]
+    assert one.others_delta == GiB
+    assert one.outside_delta == 0
+    assert one.driver_end.process - one.driver_start.process == 10 * MiB
+
+
+def test_a_first_use_is_marked_and_its_context_named():
+    """A device that starts inside the block shows its context as memory outside the allocator."""
+    late = FakeBackend("late", started=False)
+    devices.add_backend(late)
+    try:
+        with gm.measure() as measured:
+            late.allocate(MiB)
+        one = measured.result["late:0"]
+        assert one.first_use
+        assert one.driver_start is None
+        assert one.outside_delta == late.context
+    finally:
+        devices.remove_backend(late)
+
+
+class WithLibrary(FakeBackend):
+    """A device on which a library keeps workspaces."""
+
+    kept = None
+
+    def workspaces(self, index):
+        return dict(self.kept or {})
+
+
+@pytest.mark.parametrize(("search", "expected"), [(True, 32 * MiB), (False, None)])
+def test_workspaces_are_searched_for_on_request(search, expected):
+    """The search costs milliseconds, so `%gpumem_auto` and the steps of a tracker leave it out."""
+    backend = WithLibrary(f"library-{search}")
+    devices.add_backend(backend)
+    try:
+        measured = gm.measure()
+        measured.start()
+        backend.allocate(32 * MiB)
+        backend.kept = {1: 32 * MiB}
+        assert measured.stop(search_workspaces=search)[0].workspaces == expected
+    finally:
+        devices.remove_backend(backend)
+
+
+def test_a_callback_that_raises_does_not_leave_the_measurement_open(fake):
+    """The callback's error is the caller's; the result and the ledger are fine."""
+
+    def broken(result):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), gm.measure(on_result=broken) as measured:
+        spike(fake, MiB)
+    assert measured.result.peak_allocated == MiB
+    assert LEDGER.open_intervals == 0
+
+
+def test_nothing_of_the_call_is_kept_alive(fake):
+    """Neither arguments nor values nor errors of a decorated function live on in its result."""
+
+    class Big:
+        pass
+
+    class OwnError(Exception):
+        pass
+
+    @gm.measure
+    def work(value):
+        if value is None:
+            raise OwnError
+        return Big()
+
+    argument = Big()
+    seen = [weakref.ref(argument), weakref.ref(work(argument))]
+    del argument
+    try:
+        work(None)
+    except OwnError as error:
+        seen.append(weakref.ref(error))
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None, None]
+    assert work.measurement.error == "OwnError"
+
+
+def test_context_variables_pass_through(fake):
+    """A decorated function runs in its caller's context."""
+    variable = contextvars.ContextVar("variable", default=0)
+
+    @gm.measure
+    def work():
+        variable.set(variable.get() + 1)
+
+    work()
+    assert variable.get() == 1
+
+
+def test_host_memory_is_in_the_result(fake):
+    """The change of resident memory is a number, in bytes."""
+    with gm.measure() as measured:
+        block = bytearray(64 * MiB)
+    assert len(block) == 64 * MiB
+    assert 48 * MiB < measured.result.rss_delta < 256 * MiB
