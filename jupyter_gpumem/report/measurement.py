@@ -95,7 +95,7 @@ def _verdict(usage: DeviceUsage) -> str:
     if over <= 0:
         needed = "Needed nothing on top of what was there"
     else:
-        needed = f"Needed {format_bytes(over)} on top of what was there"
+        needed = f"Needed {'' if usage.doubt is None else 'at least '}{format_bytes(over)} on top of what was there"
     if stays > 0:
         tail = "; all of it stays." if stays == over else f"; {format_bytes(stays)} of it stays."
     elif stays < 0:
