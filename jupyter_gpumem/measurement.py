@@ -122,8 +122,8 @@ class Measure:
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"cannot measure the generator function {function.__qualname__!r}: its body runs in between that of its "
-                "caller; measure the loop that consumes it"
+                f"cannot measure the generator function {function.__qualname__!r}: its body runs between the lines of "
+                "its caller; measure the loop that consumes it"
             )
         if inspect.iscoroutinefunction(function):
 

@@ -75,7 +75,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 def test_sdist_can_run_the_tests(built):
     """The sdist brings tests, notebooks and documents along."""
     (found,) = built.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(found).getnames()}
+    with tarfile.open(found) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "tests/kernel/client.py"} <= names
 
 
