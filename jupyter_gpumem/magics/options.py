@@ -100,8 +100,8 @@ class Options(argparse.ArgumentParser):
         return {flag for action in self._actions if action.nargs != 0 for flag in action.option_strings}
 
     def complete(self, line: str, word: str) -> list[str]:
-        """Return what Tab offers for `word`, the unfinished last word of `line`; nothing inside a statement."""
-        before = line.split()[1:]
+        """Return what Tab offers for `word`, the unfinished last word of a magic's `line`; nothing in a statement."""
+        before = line.split()
         if before and word:
             before = before[:-1]
         if before and (action := self._flag(before[-1])) is not None and action.nargs != 0:
