@@ -97,6 +97,16 @@ class CellWatch:
         stack: list[_Running] = self._threads.stack
         return stack
 
+    def lines_above(self, body: str) -> int:
+        """Return how many lines of the running cell precede the body that a cell magic was given."""
+        cell = self._stack[-1].info.raw_cell.removesuffix("\n") + "\n" if self._stack else ""
+        return cell.removesuffix(body).count("\n") if cell.endswith(body) else 0
+
+    def number(self) -> int:
+        """Return the number that IPython gives to the running cell; it has counted on already."""
+        counted = bool(self._stack) and self._stack[-1].info.store_history
+        return int(self._session.shell.execution_count) - counted
+
     def _request(self, lines: list[str]) -> argparse.Namespace | None:
         """Return the options of a cell that is to be measured natively, or `None` if it is not or cannot be."""
         match = _MAGIC_LINE.fullmatch(lines[0]) if lines else None
