@@ -154,12 +154,16 @@ class CellWatch:
         ended = stack.pop()
         if ended.measure is None:
             return
-        error = KeyboardInterrupt() if result is None else result.error_in_exec
+        error = KeyboardInterrupt() if result is None else result.error_in_exec or result.error_before_exec
         measurement = ended.measure.stop(
             None if error is None else type(error), search_workspaces=ended.options is not None
         )
-        if result is not None and result.error_before_exec is not None:
-            return  # a syntax error: nothing has run
+        if (
+            result is not None
+            and result.error_before_exec is not None
+            and not any(u.changed for u in measurement.devices)
+        ):
+            return  # a syntax error; only if one came up while compiling statement by statement has anything run
         if ended.options is None:
             self._show_line(measurement)
         else:
