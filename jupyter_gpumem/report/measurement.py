@@ -151,16 +151,10 @@ def series_sheets(series: Series) -> list[Sheet]:
                     format_seconds(run.elapsed_s),
                 )
             )
-        heading = (
-            label,
-            *([device.name] if device.name else []),
-            f"{len(series.runs)} {'steps' if series.runs[0].label else 'runs'}",
-        )
-        sheets.append(
-            Sheet(
-                heading, columns, tuple(rows), tuple(_first_run_note(peaks, "step" if series.runs[0].label else "run"))
-            )
-        )
+        what = "step" if series.runs[0].label else "run"
+        count = f"{len(series.runs)} {what}{'' if len(series.runs) == 1 else 's'}"
+        heading = (label, *([device.name] if device.name else []), count)
+        sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks, what))))
     return sheets
 
 
