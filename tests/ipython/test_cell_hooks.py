@@ -113,6 +113,14 @@ def test_a_syntax_error_is_not_measured(cells):
     assert outcome.displays == []
 
 
+def test_an_error_between_statements_is_reported(cells):
+    """IPython compiles statement by statement: what ran before one that does not compile is reported."""
+    outcome = cells("%%gpumem\nx = fake.allocate(MiB)\nreturn x")
+    assert isinstance(outcome.error, SyntaxError)
+    assert outcome.texts[0].startswith("fake:0 · scripted device · stopped by SyntaxError after ")
+    assert "Needed 1.00 MiB on top of what was there; all of it stays." in outcome.texts[0]
+
+
 def test_our_magic_twice(cells):
     """`%%gpumem` below `%%gpumem` measures twice and is no error."""
     outcome = cells("%%gpumem\n%%gpumem\n6 * 7")
