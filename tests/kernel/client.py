@@ -1,0 +1,179 @@
+"""A real kernel for the tests: runs cells through the Jupyter protocol and returns all that a front end would get."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.manager import KernelManager
+
+import jupyter_gpumem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE = 60
+"""Seconds to wait for a message: only a kernel that hangs ever reaches it."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Reply:
+    """What came back for one cell.
+
+    `displays` and `result` are MIME bundles; `errors` are the `error` messages as `(name, value, traceback)`.
+    """
+
+    content: dict[str, Any] = field(default_factory=dict)
+    stdout: str = ""
+    stderr: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """The status of the reply: `ok`, `error` or `aborted`."""
+        return self.content["status"]
+
+    @property
+    def error(self) -> str | None:
+        """The name of the error that the front end was sent, if there is exactly one."""
+        return self.errors[0][0] if len(self.errors) == 1 else None
+
+    @property
+    def message(self) -> str:
+        """The error's text."""
+        return self.errors[0][1]
+
+    @property
+    def traceback(self) -> str:
+        """All that a front end shows of errors, without colours."""
+        return "\n".join(error[2] for error in self.errors)
+
+    @property
+    def shown(self) -> str:
+        """Everything that reads as text, in the order of kinds: for asserting that something is nowhere."""
+        texts = [bundle.get("text/plain", "") for bundle in (*self.displays, *self.results)]
+        return "\n".join([self.stdout, self.stderr, *texts, self.traceback])
+
+    @property
+    def result(self) -> str | None:
+        """The text of the one `execute_result`, if there is one."""
+        assert len(self.results) <= 1
+        return self.results[0]["text/plain"] if self.results else None
+
+    @property
+    def reports(self) -> list[str]:
+        """The texts of the displayed reports."""
+        return [bundle["text/plain"] for bundle in self.displays]
+
+
+class Kernel:
+    """One running kernel; a context manager. It sees the same package as the tests do."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="gm-")
+        home = Path(self._directory.name)
+        package = str(Path(jupyter_gpumem.__file__).parent.parent)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+            "IPYTHONDIR": str(home / "ipython"),
+            "JUPYTER_RUNTIME_DIR": str(home),
+        }
+        # Sockets in a directory of our own: kernels that start side by side cannot take each other's ports.
+        self.manager = KernelManager(
+            transport="ipc", ip=str(home / "socket"), connection_file=str(home / "kernel.json")
+        )
+        self.manager.start_kernel(env=environment, extra_arguments=["--HistoryManager.hist_file=:memory:"])
+        self._replies: dict[str, Reply] = {}
+        self._idle: set[str] = set()
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self._directory.cleanup()
+
+    def run(self, code: str, *, answers: Iterable[str] = (), **options: Any) -> Reply:
+        """Run a cell as the front end does and return what came back; `answers` are typed where the code asks."""
+        request = self.send(code, allow_stdin=bool(answers), **options)
+        for answer in answers:
+            self.client.get_stdin_msg(timeout=PATIENCE)
+            self.client.input(answer)
+        return self.wait(request)
+
+    def value(self, expression: str) -> str:
+        """Return the `repr` of an expression, evaluated in a cell outside the history."""
+        request = self.send("", user_expressions={"value": expression}, store_history=False, silent=True)
+        content = self.wait(request).content["user_expressions"]["value"]
+        assert content["status"] == "ok", content
+        return content["data"]["text/plain"]
+
+    def send(self, code: str, **options: Any) -> str:
+        """Ask for a cell to be run and return the request's id."""
+        return self.client.execute(code, **({"allow_stdin": False} | options))
+
+    def wait(self, request: str) -> Reply:
+        """Return what came back for a request, once all of it is there."""
+        while request not in self._idle:
+            self._take()
+        reply = self._replies[request]
+        while not reply.content:
+            message = self.client.get_shell_msg(timeout=PATIENCE)
+            self._replies.setdefault(message["parent_header"]["msg_id"], Reply()).content = message["content"]
+        return reply
+
+    def wait_for_output(self, request: str, text: str) -> None:
+        """Return when a running cell has printed a text."""
+        while text not in self._replies.setdefault(request, Reply()).stdout:
+            self._take()
+
+    def interrupt(self) -> None:
+        """Send the signal that the interrupt button sends."""
+        self.manager.signal_kernel(signal.SIGINT)
+
+    def complete(self, code: str) -> list[str]:
+        """Return what Tab offers at the end of the code."""
+        message = self._ask(self.client.complete(code, len(code)))
+        return message["matches"]
+
+    def is_complete(self, code: str) -> str:
+        """Return whether a terminal would run the code, or wait for more lines."""
+        return self._ask(self.client.is_complete(code))["status"]
+
+    def inspect(self, code: str) -> str:
+        """Return what Shift-Tab shows at the end of the code."""
+        return self._ask(self.client.inspect(code, len(code)))["data"]["text/plain"]
+
+    def _ask(self, request: str) -> dict[str, Any]:
+        return self.wait(request).content
+
+    def _take(self) -> None:
+        """Take one message from the output channel and file it under its request."""
+        message = self.client.get_iopub_msg(timeout=PATIENCE)
+        request = message["parent_header"].get("msg_id")
+        reply = self._replies.setdefault(request, Reply())
+        kind, content = message["msg_type"], message["content"]
+        if kind == "status" and content["execution_state"] == "idle":
+            self._idle.add(request)
+        elif kind == "stream":
+            setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
+        elif kind == "display_data":
+            reply.displays.append(content["data"])
+        elif kind == "execute_result":
+            reply.results.append(content["data"])
+        elif kind == "error":
+            text = _ANSI.sub("", "\n".join(content["traceback"]))
+            reply.errors.append((content["ename"], content["evalue"], text))
