@@ -1,17 +1,64 @@
-"""Fixtures for every test."""
+"""What every test is held to: nothing of the package is left behind in the process that ran it."""
 
 from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from jupyter_gpumem import devices
 from jupyter_gpumem.devices.fake import FakeBackend
+from jupyter_gpumem.devices.interception import MARK
+from jupyter_gpumem.ledger import LEDGER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEFAULT_BACKENDS = devices.backends()
+
+
+def leftovers() -> list[str]:
+    """Return what the package has left behind in this process, in words."""
+    found = []
+    if LEDGER.open_intervals:
+        found.append(f"{LEDGER.open_intervals} open interval(s)")
+    if LEDGER.watching:
+        found.append("the ledger still watches")
+    if "torch" in sys.modules:
+        found += [
+            f"torch._C.{name} is replaced" for name, item in vars(sys.modules["torch"]._C).items() if marked(item)
+        ]
+    if any(type(finder) is devices.TorchImportWatch for finder in sys.meta_path):
+        found.append("a TorchImportWatch in sys.meta_path")
+    if devices.backends() != _DEFAULT_BACKENDS:
+        found.append(f"back ends: {[backend.kind for backend in devices.backends()]}")
+    found += [f"thread {thread.name}" for thread in threading.enumerate() if "gpumem" in thread.name]
+    magics = sys.modules.get("jupyter_gpumem.magics")  # only where a test loaded them: this must not import IPython
+    if magics is not None and magics._sessions:
+        found.append(f"{len(magics._sessions)} session(s)")
+    return found
+
+
+def marked(item: object) -> bool:
+    """Whether a binding is a wrapper of ours."""
+    return getattr(item, MARK, False) is True
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Assert after every test that the process is as it was."""
+    yield
+    assert leftovers() == []
 
 
 @pytest.fixture
-def fake():
-    """A scripted device of 8 GiB that is in use already."""
+def fake() -> Iterator[FakeBackend]:
+    """A scripted device of 8 GiB, `fake:0`, that the process uses already."""
     backend = FakeBackend()
     devices.add_backend(backend)
     yield backend
+    if not LEDGER.open_intervals:
+        LEDGER.detach()  # it rightly watches on while the user's own maximum is above what the counter says
     devices.remove_backend(backend)

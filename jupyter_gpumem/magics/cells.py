@@ -11,11 +11,13 @@ there no hook is sure to follow.
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import classic_prompt, ipython_prompt, leading_empty_lines, leading_indent
 
 from jupyter_gpumem import report
 from jupyter_gpumem.errors import GpumemError
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from .session import Session
 
 _MAGIC_LINE = re.compile(r"%%gpumem(?:[ \t]+(.*))?[ \t]*\n?")
+
+
+_CLEANING: tuple[Any, ...] = (leading_empty_lines, leading_indent, classic_prompt, ipython_prompt)
+"""What IPython does to the first lines of a cell, and so has to do to those below the magic's."""
 
 
 @dataclass(slots=True)
@@ -74,10 +80,14 @@ class CellWatch:
         shell.input_transformers_cleanup.remove(self._transform)
         shell.events.unregister("pre_run_cell", self._before)
         shell.events.unregister("post_run_cell", self._after)
-        for running in self._stack:
+        self._abandon(0)
+
+    def _abandon(self, position: int) -> None:
+        """End, without a report, what is measured for the cells from a position of the stack on."""
+        for running in self._stack[position:]:
             if running.measure is not None:
                 running.measure.stop(search_workspaces=False)
-        self._stack.clear()
+        del self._stack[position:]
 
     @property
     def _stack(self) -> list[_Running]:
@@ -87,9 +97,19 @@ class CellWatch:
         stack: list[_Running] = self._threads.stack
         return stack
 
+    def lines_above(self, body: str) -> int:
+        """Return how many lines of the running cell precede the body that a cell magic was given."""
+        cell = self._stack[-1].info.raw_cell.removesuffix("\n") + "\n" if self._stack else ""
+        return cell.removesuffix(body).count("\n") if cell.endswith(body) else 0
+
+    def number(self) -> int:
+        """Return the number that IPython gives to the running cell; it has counted on already."""
+        counted = bool(self._stack) and self._stack[-1].info.store_history
+        return int(self._session.shell.execution_count) - counted
+
     def _request(self, lines: list[str]) -> argparse.Namespace | None:
         """Return the options of a cell that is to be measured natively, or `None` if it is not or cannot be."""
-        match = _MAGIC_LINE.fullmatch(lines[0]) if lines and not self._stack else None
+        match = _MAGIC_LINE.fullmatch(lines[0]) if lines else None
         if match is None:
             return None
         try:
@@ -100,23 +120,26 @@ class CellWatch:
         return options if not options.help and options.repeat is None else None
 
     def _strip(self, lines: list[str]) -> list[str]:
-        if not lines or not lines[0].startswith("%%gpumem") or self._request(lines) is None:
+        if not lines or not lines[0].startswith("%%gpumem") or self._inside_a_cell() or self._request(lines) is None:
             return lines
         rest = lines[1:]
-        # A blank line keeps the user's line numbers; but another cell magic is only one in the first line.
-        return rest if rest and rest[0].startswith("%%") else ["\n", *rest]
+        for clean in _CLEANING:
+            rest = clean(rest)
+        # Blank lines keep the user's line numbers; but another cell magic is only one in the first line.
+        return rest if rest and rest[0].startswith("%%") else ["\n"] * (len(lines) - len(rest)) + rest
 
     def _before(self, info: Any) -> None:
         """Begin to measure if the cell asks for it, or every cell does. On `pre_run_cell`."""
-        options = self._request(self._cleaned(info.raw_cell)) if "%%gpumem" in info.raw_cell else None
-        measure = None
+        outermost = not self._inside_a_cell(itself=True)
+        if outermost and info.store_history:
+            self._abandon(0)
+        options = self._request(self._cleaned(info.raw_cell)) if outermost and "%%gpumem" in info.raw_cell else None
+        running = _Running(info, None, options)
+        self._stack.append(running)
         if options is not None:
-            measure = Measure(devices=options.device)
-        elif self.auto is not None and not self._stack:
-            measure = Measure(devices=self.auto.devices)
-        self._stack.append(_Running(info, measure, options))
-        if measure is not None:
-            measure.start()
+            running.measure = Measure(devices=options.device).start()
+        elif self.auto is not None and outermost:
+            running.measure = Measure(devices=self.auto.devices).start()
 
     def _after(self, result: Any) -> None:
         """End the measurement of the cell that just ended, and show it. On `post_run_cell`.
@@ -124,29 +147,41 @@ class CellWatch:
         A `post` without its `pre` (an empty cell, the cell that loaded us) is not ours; a lost `post` is made up for.
         """
         stack = self._stack
-        position = len(stack) - 1
-        if result is not None:  # None: the run was cut off before there was a result; it is the innermost one's
-            while position >= 0 and stack[position].info is not result.info:
-                position -= 1
-        if position < 0:
+        position = next((n for n in reversed(range(len(stack))) if _is_result_of(stack[n].info, result)), None)
+        if position is None:
             return
-        ended = stack[position]
-        for lost in stack[position + 1 :]:
-            if lost.measure is not None:
-                lost.measure.stop(search_workspaces=False)
-        del stack[position:]
+        self._abandon(position + 1)
+        ended = stack.pop()
         if ended.measure is None:
             return
-        error = KeyboardInterrupt() if result is None else result.error_in_exec
+        error = KeyboardInterrupt() if result is None else result.error_in_exec or result.error_before_exec
         measurement = ended.measure.stop(
             None if error is None else type(error), search_workspaces=ended.options is not None
         )
-        if result is not None and result.error_before_exec is not None:
-            return  # a syntax error: nothing has run
+        if (
+            result is not None
+            and result.error_before_exec is not None
+            and not any(u.changed for u in measurement.devices)
+        ):
+            return  # a syntax error; only if one came up while compiling statement by statement has anything run
         if ended.options is None:
             self._show_line(measurement)
         else:
             gpumem.deliver(self._session, ended.options, measurement)
+
+    def _inside_a_cell(self, *, itself: bool = False) -> bool:
+        """Whether another cell encloses the one at hand, which is itself running already or not yet.
+
+        The stack alone cannot tell: a `post` that was lost would leave every later cell inside that one.
+        """
+        if not self._stack:
+            return False
+        frame = sys._getframe()
+        cells = 0
+        while frame.f_back is not None:
+            frame = frame.f_back
+            cells += frame.f_code.co_name == "run_cell_async"
+        return cells > itself
 
     def _show_line(self, measurement: Measurement) -> None:
         moved = [abs(size or 0) for u in measurement.devices for size in (u.peak_over_start, u.delta_allocated)]
@@ -161,3 +196,14 @@ class CellWatch:
                 break
             lines = transform(lines)
         return lines
+
+
+def _is_result_of(info: Any, result: Any) -> bool:
+    """Whether a result belongs to the run of a cell that `info` stands for.
+
+    `None` is what is left of a run that was cut off before it had a result: the innermost one. One that was cut off
+    outside the user's code (Ctrl-C at an `await`) gets a result whose info is made up again from the cell's text.
+    """
+    if result is None or result.info is info:
+        return True
+    return result.error_in_exec is not None and result.info.raw_cell == info.raw_cell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,8 @@ def _measured(
     """Run code from inside the magic; returns its last value, or with `-o` the result object."""
     __tracebackhide__ = True
     check(options, cell=cell)
-    run = prepare(session.shell, code, local_ns)
+    above = session.cells.lines_above(code) if cell else _lines_above_call(session)
+    run = prepare(session.shell, code, local_ns, number=session.cells.number(), above=above)
     runs = []
     value = None
     record: Record
@@ -155,6 +157,17 @@ def _measured(
         record = runs[0] if options.repeat is None else Series(tuple(runs))
         returned = deliver(session, options, record)
     return returned if options.output else value if options.repeat is None else None
+
+
+def _lines_above_call(session: Session) -> int:
+    """Return how many lines of a cell precede the line magic that runs; 0 if it was not called from a cell's code."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame, inner = frame.f_back, frame
+        if inner.f_code.co_name == "run_line_magic":
+            from_cell = session.shell.compile.format_code_name(frame.f_code.co_filename) is not None
+            return frame.f_lineno - 1 if from_cell else 0
+    return 0
 
 
 def deliver(session: Session, options: argparse.Namespace, record: Record) -> Record | None:

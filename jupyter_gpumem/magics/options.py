@@ -103,8 +103,8 @@ class Options(argparse.ArgumentParser):
         return next((end for end, letter in enumerate(word[1:], 2) if f"-{letter}" in flags), None) == len(word)
 
     def complete(self, line: str, word: str) -> list[str]:
-        """Return what Tab offers for `word`, the unfinished last word of `line`; nothing inside a statement."""
-        before = line.split()[1:]
+        """Return what Tab offers for `word`, the unfinished last word of a magic's `line`; nothing in a statement."""
+        before = line.split()
         if before and word:
             before = before[:-1]
         if before and self._wants_value(before[-1]) and (action := self._flag(before[-1])) is not None:

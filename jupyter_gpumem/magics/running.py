@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import InvalidValueError
@@ -13,27 +14,43 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+_ASYNC = re.compile(r"\b(await|async|asynchronous)\b.* outside")
 
-def prepare(shell: InteractiveShell, code: str, local_ns: dict[str, Any] | None = None) -> Callable[[], Any]:
+
+def prepare(
+    shell: InteractiveShell, code: str, local_ns: dict[str, Any] | None = None, *, number: int, above: int
+) -> Callable[[], Any]:
     """Compile code as the shell compiles a cell; the returned function runs it once and returns its last value.
+
+    Args:
+        shell: the shell.
+        code: what to run.
+        local_ns: the names of the caller, beside those of the notebook.
+        number: the number of the cell that the code is part of, for tracebacks.
+        above: how many lines of that cell precede the code.
 
     Raises:
         InvalidValueError: the code is not Python; nothing has run then.
     """
     __tracebackhide__ = True
-    source = shell.transform_cell(code)  # type: ignore[no-untyped-call]
+    above += _leading_blank_lines(code)
+    source = "\n" * above + shell.transform_cell(code)  # type: ignore[no-untyped-call]
     # Named as a cell, so that a traceback shows the user's own lines.
-    name = shell.compile.cache(source, shell.execution_count, raw_code=code)
+    name = shell.compile.cache(source, number, raw_code=code)
+    value: CodeType | None = None
     try:
         tree = shell.transform_ast(shell.compile.ast_parse(source, name))  # type: ignore[no-untyped-call]
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = shell.compile(tree, name, "exec")
+        if last is not None:
+            value = shell.compile(ast.Expression(last.value), name, "eval")  # type: ignore[arg-type]
     except SyntaxError as error:
+        if _ASYNC.search(error.msg):
+            raise InvalidValueError(
+                "code inside a magic cannot await; begin a cell with %%gpumem, without -r"
+            ) from None
         where = f"line {error.lineno}, " if "\n" in code.strip() else ""
         raise InvalidValueError(f"not Python: {error.msg} ({where}{(error.text or code).strip()!r})") from None
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    body = shell.compile(tree, name, "exec")
-    value: CodeType | None = None
-    if last is not None:
-        value = shell.compile(ast.Expression(last.value), name, "eval")  # type: ignore[arg-type]
     namespaces = (shell.user_ns,) if local_ns is None else (shell.user_ns, local_ns)
 
     def run() -> Any:
@@ -42,3 +59,8 @@ def prepare(shell: InteractiveShell, code: str, local_ns: dict[str, Any] | None 
         return None if value is None else eval(value, *namespaces)  # noqa: S307
 
     return run
+
+
+def _leading_blank_lines(code: str) -> int:
+    """Return how many lines IPython drops at the beginning."""
+    return code[: len(code) - len(code.lstrip())].count("\n")

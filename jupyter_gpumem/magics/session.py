@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import magic as ipython_magic
-from IPython.core.error import TryNext, UsageError
+from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.error import UsageError
 from IPython.display import display
 
 from jupyter_gpumem import report
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_gpumem.records import Record
 
     from .options import Options
+
+_MAGIC_CALL = re.compile(r"(?:[^%]*=)?\s*%{0,2}(\w+)\s(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Session:
         self.shell = shell
         self.cells = CellWatch(self)
         self._magics = magics
+        self._matcher = _matcher({magic.options.name: magic.options for magic in magics})
 
     def load(self) -> None:
         """Register the magics, their completion and the cell hooks."""
@@ -59,20 +65,17 @@ class Session:
             register(_line_function(self, magic), "line", name)
             if magic.cell is not None:
                 register(_cell_function(self, magic, magic.cell), "cell", name)
-            set_hook: Any = self.shell.set_hook
-            for key in (f"%{name}", f"%%{name}"):
-                set_hook("complete_command", _completer(magic.options), str_key=key)
+        self.shell.Completer.custom_matchers.append(self._matcher)
         self.cells.load()
 
     def unload(self) -> None:
         """Take everything away, in the reverse order."""
         self.cells.unload()
+        self.shell.Completer.custom_matchers.remove(self._matcher)
         for magic in self._magics:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
-            for key in (f"%{name}", f"%%{name}"):
-                self.shell.strdispatchers["complete_command"].strs.pop(key, None)
         LEDGER.detach()
 
     def show(self, record: Record) -> None:
@@ -119,11 +122,24 @@ def _dressed(function: Callable[..., Any], options: Options) -> Callable[..., An
     return ipython_magic.no_var_expand(ipython_magic.output_can_be_silenced(function))
 
 
-def _completer(options: Options) -> Callable[[Any, Any], list[str]]:
-    def complete(shell: Any, event: Any) -> list[str]:  # noqa: ARG001 - IPython's signature
-        found = options.complete(event.text_until_cursor, event.symbol)
-        if not found:
-            raise TryNext
-        return found
+def _matcher(options: dict[str, Options]) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """Return what completes the magics' options and values.
 
-    return complete
+    A matcher, because beside the older `complete_command` hook IPython would still offer every name of the notebook.
+    """
+
+    @context_matcher(identifier="jupyter_gpumem")  # type: ignore[untyped-decorator]
+    def complete(context: CompletionContext) -> SimpleMatcherResult:
+        match = _MAGIC_CALL.match(context.text_until_cursor)
+        word = match[2].rpartition(" ")[2] if match else ""
+        found = options[match[1]].complete(match[2], word) if match and match[1] in options else []
+        completions = [SimpleCompletion(text=text, type="magic") for text in found]
+        return {
+            "completions": completions,
+            "matched_fragment": word,
+            "ordered": True,
+            "suppress": True,
+            "do_not_suppress": set(),
+        }
+
+    return complete  # type: ignore[no-any-return]

@@ -153,11 +153,7 @@ def series_sheets(series: Series) -> list[Sheet]:
                     format_seconds(run.elapsed_s),
                 )
             )
-        heading = (
-            label,
-            *([device.name] if device.name else []),
-            f"{len(series.runs)} {what}s",
-        )
+        heading = (label, *([device.name] if device.name else []), _count(len(series.runs), what))
         sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks, what))))
     return sheets
 
@@ -169,7 +165,11 @@ def _unmoved_sheet(series: Series, what: str) -> Sheet:
         (run.label or f"{what} {number}", format_seconds(run.elapsed_s)) for number, run in enumerate(series.runs, 1)
     )
     note = "GPU memory unchanged." if last.devices else f"GPU memory not measured: {last.missing}."
-    return Sheet((f"{len(series.runs)} {what}s",), ("time",), rows, (note,))
+    return Sheet((_count(len(series.runs), what),), ("time",), rows, (note,))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _first_run_note(peaks: list[int], what: str) -> list[str]:

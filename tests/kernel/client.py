@@ -1,4 +1,4 @@
-"""A real kernel for the tests: runs cells through the Jupyter protocol and returns everything the front end would get."""
+"""A real kernel for the tests: runs cells through the Jupyter protocol and returns all that a front end would get."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ import signal
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_client.manager import KernelManager
 
 import jupyter_gpumem
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 PATIENCE = 60
 """Seconds to wait for a message: only a kernel that hangs ever reaches it."""
-
-PREPARE = """
-from jupyter_gpumem import devices
-from jupyter_gpumem.devices.fake import FakeBackend
-MiB = 2**20
-fake = FakeBackend()
-devices.add_backend(fake)
-"""
-"""The scripted device, as a user's GPU."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -98,11 +92,11 @@ class Kernel:
             transport="ipc", ip=str(home / "socket"), connection_file=str(home / "kernel.json")
         )
         self.manager.start_kernel(env=environment, extra_arguments=["--HistoryManager.hist_file=:memory:"])
+        self._replies: dict[str, Reply] = {}
+        self._idle: set[str] = set()
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE)
-        self._replies: dict[str, Reply] = {}
-        self._idle: set[str] = set()
 
     def __enter__(self) -> Kernel:
         return self
@@ -112,20 +106,24 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
         self._directory.cleanup()
 
-    def run(self, code: str, **options: Any) -> Reply:
-        """Run a cell as the front end does and return what came back."""
-        return self.wait(self.send(code, **options))
+    def run(self, code: str, *, answers: Iterable[str] = (), **options: Any) -> Reply:
+        """Run a cell as the front end does and return what came back; `answers` are typed where the code asks."""
+        request = self.send(code, allow_stdin=bool(answers), **options)
+        for answer in answers:
+            self.client.get_stdin_msg(timeout=PATIENCE)
+            self.client.input(answer)
+        return self.wait(request)
 
     def value(self, expression: str) -> str:
         """Return the `repr` of an expression, evaluated in a cell outside the history."""
-        reply = self.client.execute("", user_expressions={"value": expression}, store_history=False, silent=True)
-        content = self.wait(reply).content["user_expressions"]["value"]
+        request = self.send("", user_expressions={"value": expression}, store_history=False, silent=True)
+        content = self.wait(request).content["user_expressions"]["value"]
         assert content["status"] == "ok", content
         return content["data"]["text/plain"]
 
     def send(self, code: str, **options: Any) -> str:
         """Ask for a cell to be run and return the request's id."""
-        return self.client.execute(code, **options)
+        return self.client.execute(code, **({"allow_stdin": False} | options))
 
     def wait(self, request: str) -> Reply:
         """Return what came back for a request, once all of it is there."""

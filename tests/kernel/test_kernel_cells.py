@@ -1,0 +1,400 @@
+"""A cell under `%%gpumem` runs as it would without it: through a real kernel, as a front end sees it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+SAME = {
+    "last value": "6 * 7",
+    "last of several": "1\n2\n3",
+    "none": "None",
+    "assignment": "x = 42",
+    "semicolon": "6 * 7;",
+    "semicolon and comment": "6 * 7;  # quiet",
+    "printed": "print('a')\nprint('b', end='')\n'c'",
+    "printed to stderr": "print('a', file=sys.stderr)",
+    "await": "import asyncio\nawait asyncio.sleep(0)\n'slept'",
+    "async for": "async def count():\n    yield 1\n[n async for n in count()]",
+    "async with": "import contextlib\nasync with contextlib.AsyncExitStack() as stack:\n    print('in')\n'out'",
+    "function": "def f(x):\n    return x + 1\n\nf(1)",
+    "class": "class A:\n    def __repr__(self):\n        return 'an A'\n\nA()",
+    "rich": "class B:\n    _repr_html_ = lambda self: '<b>B</b>'\n    __repr__ = lambda self: 'B'\nB()",
+    "display": "from IPython.display import display\ndisplay(1, 'two')\n3",
+    "braces": "print('{x}', f'{1 + 1}', '{{}}', {1: 2})",
+    "dollars": "x = 1\nprint('$x', '$$x', '${x}')",
+    "percent": "'%s and %%' % 5",
+    "backslashes": "print('\\\\n', r'\\n', '\\t')",
+    "triple quotes": "'''one\n  two\n\tthree\n\n%%gpumem -q\n%gpumem x\n!ls\n?\n'''",
+    "other triple quotes": 'x = """\n%%gpumem\n    indented\n"""\nx.encode()',
+    "continued line": "x = 1 + \\\n    2\nx",
+    "unicode": "größe = 'π ≈ 3.14 🦀 日本語'\nprint(größe)\ngröße",
+    "comments only": "# only\n# comments",
+    "blank lines": "\n\n\n1",
+    "indented": "    x = 1\n    x",
+    "tab": "if True:\n\tprint('tab')",
+    "shell": "!echo hello",
+    "shell with a name": "word = 'hello'\n!echo {word} $word",
+    "shell into a name": "lines = !echo hello\nlines",
+    "question": "len?",
+    "question at the end": "x = 1\nprint?",
+    "line magic": "%precision 3\n3.14159",
+    "line magic into a name": "where = %pwd\ntype(where)",
+    "input": "input('name? ')",
+    "underscore": "_dh is get_ipython().user_ns['_dh']",
+    "html magic": "%%html\n<b>bold</b>",
+    "shell magic": "%%bash\necho hello",
+    "capture": "%%capture caught\nprint('x')\n1",
+    "exit": "raise SystemExit",
+    "future": "from __future__ import annotations\ndef f(x: nosuch): ...\nf.__annotations__",
+    "empty": "",
+    "spaces": "   ",
+}
+
+_COUNTED = re.compile(r"\bIn ?\[\d+\]|\b\d+\.py\b")
+"""What IPython counts up or derives from a cell's text: its number, and the name of its file."""
+
+
+def seen(reply) -> dict:
+    """Return what a front end shows of a cell, besides our report, without the numbers that differ by nature."""
+    displays = [bundle for bundle in reply.displays if not bundle["text/plain"].startswith("fake:0 · ")]
+    return {
+        "status": reply.status,
+        "stdout": reply.stdout,
+        "stderr": _COUNTED.sub("", reply.stderr),
+        "displays": displays,
+        "results": reply.results,
+        "errors": [tuple(_COUNTED.sub("", text) for text in error) for error in reply.errors],
+        "payload": reply.content.get("payload"),
+    }
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_cell_shows_what_it_shows_without_us(kernel, name):
+    """Output, value, status and payload of a measured cell are those of the plain one, and the report comes once."""
+    answers = {"answers": ["me"]} if name == "input" else {}
+    kernel.run(SAME[name], **answers)  # some things IPython says the first time only
+    plain = kernel.run(SAME[name], **answers)
+    measured = kernel.run("%%gpumem\n" + SAME[name], **answers)
+    assert seen(measured) == seen(plain)
+    reports = [bundle for bundle in measured.displays if bundle["text/plain"].startswith("fake:0 · ")]
+    assert [sorted(bundle) for bundle in reports] == [["text/html", "text/plain"]]
+
+
+@pytest.mark.parametrize("name", ["last value", "await", "display", "triple quotes", "shell", "html magic", "empty"])
+def test_a_cell_in_auto_mode_shows_what_it_shows_without_us(kernel, name):
+    """The same holds when every cell is measured, with one line of text below each that ran anything."""
+    plain = kernel.run(SAME[name])
+    kernel.run("%gpumem_auto on")
+    measured = kernel.run(SAME[name])
+    lines = [bundle for bundle in measured.displays if bundle["text/plain"].startswith("gpumem ")]
+    measured.displays = [bundle for bundle in measured.displays if bundle not in lines]
+    assert seen(measured) == seen(plain)
+    assert [list(bundle) for bundle in lines] == ([] if name == "empty" else [["text/plain"]])
+
+
+FAILING = {
+    "direct": "a = 1\nb = 2\nc = 3\n1 / 0\nd = 4\ne = 5",
+    "in a function": "def f():\n    x = 1\n    return x / 0\n\n\ny = 1\nf()\n",
+    "chained": "try:\n    {}['k']\nexcept KeyError as error:\n    raise ValueError('v') from error\n\n",
+    "during handling": "try:\n    {}['k']\nexcept KeyError:\n    nosuch\n\n",
+    "group": "x = 1\nraise ExceptionGroup('g', [ValueError(1), KeyError(2)])\n\n",
+    "after await": "import asyncio\n\n\nawait asyncio.sleep(0)\n1 / 0\n\n",
+    "own interrupt": "x = 1\nraise KeyboardInterrupt\n\n",
+    "assertion": "x = 1\nassert x == 2, 'not two'\n\n",
+    "error with newlines": "raise RuntimeError('two\\nlines')\n\n",
+    "library": "import json\n\n\njson.loads('{')\n\n",
+    "display fails": (
+        "\n\n\nclass Broken:\n    def __repr__(self):\n        raise TypeError('no repr')\n\n\nx = 1\nBroken()\n"
+    ),
+    "syntax": "a = 1\nb = 2\nc = (\n",
+    "syntax in the middle": "a = 1\nb = 2\nc = = 3\nd = 4\n",
+    "indentation": "a = 1\nb = 2\nif a:\nc = 3\n",
+    "return": "a = 1\nb = 2\nreturn a\n",
+    "line magic": "a = 1\nb = 2\nc = 3\n%nosuch\n",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_shows_what_it_shows_without_us(kernel, name):
+    """A failing cell has the status, the error and the traceback of the plain one, line for line, once."""
+    plain = kernel.run("# plain\n\n\n\n\n" + FAILING[name])
+    measured = kernel.run("%%gpumem\n\n\n\n\n" + FAILING[name])
+    assert plain.status == measured.status == "error"
+    assert seen(measured) == seen(plain)
+    assert "jupyter_gpumem" not in measured.shown
+    assert measured.content["ename"] == plain.content["ename"]
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_report_follows_what_has_run(kernel, name):
+    """The report of a failed cell names the error; there is none when nothing has run."""
+    measured = kernel.run("%%gpumem\n" + FAILING[name])
+    headings = [report.splitlines()[0] for report in measured.reports]
+    if name in ("syntax", "syntax in the middle", "indentation", "return"):
+        assert headings == []
+    elif name == "display fails":
+        assert len(headings) == 1
+    else:
+        assert len(headings) == 1
+        assert headings[0].startswith(f"fake:0 · scripted device · stopped by {measured.content['ename']} after ")
+
+
+def test_a_traceback_has_the_users_line_numbers(kernel):
+    """The traceback points at the lines as they stand in the cell, the magic's line being the first."""
+    reply = kernel.run("%%gpumem\n\ndef f():\n    1 / 0\n\nf()")
+    number = reply.content["execution_count"]
+    assert re.findall(r"Cell In\[(\d+)\], line (\d+)", reply.traceback) == [(str(number), "6"), (str(number), "4")]
+    assert "----> 6 f()" in reply.traceback
+    assert "----> 4     1 / 0" in reply.traceback
+    assert reply.error == "ZeroDivisionError"
+
+
+def test_out_of_memory(kernel):
+    """A cell that fails for lack of memory keeps its error, and the report says how far it came."""
+    reply = kernel.run("%%gpumem\nkept = fake.allocate(4096 * MiB)\n\nfake.allocate(8192 * MiB)")
+    assert (reply.status, reply.error) == ("error", "FakeOutOfMemoryError")
+    assert "----> 4 fake.allocate(8192 * MiB)" in reply.traceback
+    (report,) = reply.reports
+    assert report.splitlines()[0].startswith("fake:0 · scripted device · stopped by FakeOutOfMemoryError after ")
+    assert report.splitlines()[2:] == [
+        "  allocated  0 B    4.00 GiB   +4.00 GiB  4.00 GiB  +4.00 GiB",
+        "  reserved   0 B    4.00 GiB   +4.00 GiB  4.00 GiB  +4.00 GiB",
+        "  Needed 4.00 GiB on top of what was there; all of it stays.",
+        "  Ran out of memory once.",
+    ]
+
+
+def test_the_last_value_goes_to_out(kernel):
+    """The value is in `Out` under the cell's number, and in `_`."""
+    reply = kernel.run("%%gpumem\n['the value']")
+    number = reply.content["execution_count"]
+    assert kernel.value(f"Out[{number}], _, _{number}") == "(['the value'], ['the value'], ['the value'])"
+
+
+def test_a_silenced_value_does_not_go_to_out(kernel):
+    """With `;` nothing goes to `Out`."""
+    reply = kernel.run("%%gpumem\n['the value'];")
+    assert kernel.value(f"{reply.content['execution_count']} in Out") == "False"
+
+
+def test_a_repeated_cell_leaves_nothing_in_out(kernel):
+    """`-r` shows the runs and returns nothing."""
+    reply = kernel.run("%%gpumem -r 3\nfake.allocate(MiB)")
+    assert (reply.status, reply.results) == ("ok", [])
+    (report,) = reply.reports
+    assert [" ".join(line.split()[:8]) for line in report.splitlines()[2:5]] == [
+        "run 1 1.00 MiB +1.00 MiB +1.00 MiB",
+        "run 2 2.00 MiB +1.00 MiB +1.00 MiB",
+        "run 3 3.00 MiB +1.00 MiB +1.00 MiB",
+    ]
+    assert kernel.value(f"{reply.content['execution_count']} in Out") == "False"
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("%%gpumem -r 3\n\nx = 1\n1 / 0", 4),
+        ("%%gpumem -r 1\n1 / 0\n\n\n", 2),
+        ("%%time\n%%gpumem\n\nx = 1\n1 / 0", 5),
+        ("a = 1\n\n%gpumem 1 / 0", 3),
+    ],
+)
+def test_the_magic_itself_points_at_the_users_lines(kernel, code, line):
+    """Where the magic runs the code itself, the last entry of the traceback is still the user's cell and line."""
+    reply = kernel.run(code)
+    assert (reply.status, reply.error) == ("error", "ZeroDivisionError")
+    places = re.findall(r"Cell In\[(\d+)\], line (\d+)", reply.traceback)
+    assert places[-1] == (str(reply.content["execution_count"]), str(line))
+    assert f"----> {line} 1 / 0" in reply.traceback
+    assert "jupyter_gpumem" not in reply.traceback
+    assert len(reply.reports) == 1
+
+
+def test_run_all_stops_at_an_error(kernel, tmp_path):
+    """Cells queued behind a measured one that fails are not run."""
+    gate = tmp_path / "gate"
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    failing = kernel.send("%%gpumem\n" + wait + "1 / 0")
+    queued = [kernel.send("%%gpumem\nnever_run = 1"), kernel.send("never_run = 1")]
+    gate.touch()
+    assert kernel.wait(failing).status == "error"
+    assert [kernel.wait(request).status for request in queued] == ["aborted", "aborted"]
+    assert kernel.value("'never_run' in globals()") == "False"
+
+
+def test_run_all_stops_at_a_refused_cell(kernel, tmp_path):
+    """A cell whose options are refused stops Run All as any error does."""
+    gate = tmp_path / "gate"
+    first = kernel.send(f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n")
+    refused = kernel.send("%%gpumem -d 7\nnever_run = 1")
+    queued = kernel.send("never_run = 1")
+    gate.touch()
+    assert [kernel.wait(request).status for request in (first, refused, queued)] == ["ok", "error", "aborted"]
+    assert kernel.value("'never_run' in globals()") == "False"
+
+
+def test_run_all_goes_on_after_a_good_cell(kernel):
+    """Cells queued behind a measured one that ends well are run."""
+    requests = [kernel.send("%%gpumem\nx = 1"), kernel.send("%gpumem x + 1"), kernel.send("x + 2")]
+    replies = [kernel.wait(request) for request in requests]
+    assert [reply.status for reply in replies] == ["ok", "ok", "ok"]
+    assert replies[2].result == "3"
+
+
+def test_time_below_us(kernel):
+    """`%%time` below `%%gpumem` times the cell, shows its value, and the report follows."""
+    reply = kernel.run("%%gpumem\n%%time\nx = fake.allocate(MiB)\n6 * 7")
+    assert (reply.status, reply.result) == ("ok", "42")
+    assert reply.stdout.startswith("CPU times: ")
+    assert "Wall time: " in reply.stdout
+    (report,) = reply.reports
+    assert "+1.00 MiB" in report
+
+
+def test_time_above_us(kernel):
+    """`%%gpumem` below `%%time` is measured, timed, and shows its value."""
+    reply = kernel.run("%%time\n%%gpumem\nx = fake.allocate(MiB)\n6 * 7")
+    assert (reply.status, reply.result) == ("ok", "42")
+    assert reply.stdout.startswith("CPU times: ")
+    (report,) = reply.reports
+    assert "+1.00 MiB" in report
+
+
+def test_capture_above_us(kernel):
+    """Under `%%capture` the report is captured with everything else, in its place."""
+    reply = kernel.run("%%capture caught\n%%gpumem\nprint('printed')\nx = fake.allocate(MiB)\n6 * 7")
+    assert (reply.status, reply.shown.strip(), reply.displays) == ("ok", "", [])
+    assert kernel.value("caught.stdout") == "'printed\\n'"
+    assert (
+        kernel.value("[sorted(one.data) for one in caught.outputs]") == "[['text/html', 'text/plain'], ['text/plain']]"
+    )
+    assert "Needed 1.00 MiB on top of what was there" in kernel.value("caught.outputs[0].data['text/plain']")
+    assert kernel.value("caught.outputs[1].data['text/plain']") == "'42'"
+
+
+def test_capture_below_us(kernel):
+    """`%%capture` below `%%gpumem` catches the cell's output and not our report."""
+    reply = kernel.run("%%gpumem\n%%capture caught\nprint('printed')\nx = fake.allocate(MiB)")
+    assert reply.stdout == ""
+    (report,) = reply.reports
+    assert "+1.00 MiB" in report
+    assert kernel.value("caught.stdout") == "'printed\\n'"
+
+
+def test_a_report_is_one_display_of_two_forms(kernel):
+    """A report is one `display_data` with text and HTML, after the cell's output, and no `execute_result` of ours."""
+    reply = kernel.run("%%gpumem\nx = fake.allocate(MiB)")
+    assert [sorted(bundle) for bundle in reply.displays] == [["text/html", "text/plain"]]
+    assert (reply.results, reply.stdout, reply.stderr) == ([], "", "")
+    html = reply.displays[0]["text/html"]
+    assert "<table" in html
+    assert "<script" not in html
+    for code in ("%gpumem", "%gpumem fake.allocate(MiB);", "%%gpumem -r 2\nx = 1"):
+        reply = kernel.run(code)
+        assert [sorted(bundle) for bundle in reply.displays] == [["text/html", "text/plain"]]
+        assert reply.results == []
+
+
+def test_the_history_holds_the_cell_as_typed(kernel):
+    """`_i`, `%history` and the history database hold the cell with its magic line."""
+    cell = "%%gpumem -v cost\nmarker = 'as typed'"
+    number = kernel.run(cell).content["execution_count"]
+    assert kernel.run(f"_i{number}").result == repr(cell)
+    assert kernel.run(f"%history {number}").stdout == cell + "\n"
+    assert kernel.value(f"get_ipython().history_manager.input_hist_raw[{number}]") == repr(cell)
+    assert kernel.value(f"In[{number}]") == repr("\nmarker = 'as typed'")
+
+
+def test_a_cell_is_measured_again_from_the_history(kernel):
+    """`%rerun` measures a cell that was measured."""
+    number = kernel.run("%%gpumem\nx = fake.allocate(MiB)").content["execution_count"]
+    reply = kernel.run(f"%rerun {number}")
+    assert reply.status == "ok"
+    (report,) = reply.reports
+    assert "Needed 1.00 MiB on top of what was there; all of it stays." in report
+
+
+def test_the_debugger_works_after_a_failed_cell(kernel):
+    """`%debug` lands in the user's frame, with its names and its line."""
+    kernel.run("%%gpumem\ndef f(secret):\n    return secret / 0\n\nf(4711)")
+    reply = kernel.run("%debug", answers=["p secret", "up", "q"])
+    assert (reply.status, reply.errors) == ("ok", [])
+    assert "4711" in reply.stdout
+    assert "----> 3     return secret / 0" in re.sub(r"\x1b\[[0-9;]*m", "", reply.stdout)
+    assert "----> 5 f(4711)" in re.sub(r"\x1b\[[0-9;]*m", "", reply.stdout)
+
+
+def test_the_traceback_can_be_shown_again(kernel):
+    """`%tb` shows the traceback of a measured cell as it was."""
+    kernel.run("%%gpumem\n\nx = 1\n1 / 0")
+    reply = kernel.run("%tb")
+    assert "----> 4 1 / 0" in reply.traceback
+    assert "jupyter_gpumem" not in reply.traceback
+
+
+def test_code_inside_a_measured_cell_is_completed(kernel):
+    """Tab and Shift-Tab work below the magic's line."""
+    kernel.run("some_dictionary = {}")
+    assert "some_dictionary" in kernel.complete("%%gpumem\nx = some_dic")
+    assert "popitem" in kernel.complete("%%gpumem -q\nx = 1\nsome_dictionary.pop")[1:]
+    assert "Create a new dictionary" in kernel.inspect("%%gpumem\nsome_dictionary.fromkeys")
+
+
+def test_options_are_completed(kernel):
+    """Tab offers the magic's options and nothing else."""
+    flags = ["--device", "--help", "--output", "--quiet", "--repeat", "--variable"]
+    assert kernel.complete("%%gpumem --") == flags
+    assert kernel.complete("%gpumem -d ") == ["0", "fake:0"]
+    assert kernel.complete("%gpumem_auto o") == ["on", "off"]
+
+
+def test_a_terminal_waits_for_the_rest_of_a_measured_cell(kernel):
+    """A cell magic is complete after a blank line, as others are; a line magic at once."""
+    assert kernel.is_complete("%%gpumem") == kernel.is_complete("%%time") == "incomplete"
+    assert kernel.is_complete("%%gpumem\nx = 1") == kernel.is_complete("%%time\nx = 1") == "incomplete"
+    assert kernel.is_complete("%%gpumem\nx = 1\n\n") == kernel.is_complete("%%time\nx = 1\n\n") == "complete"
+    assert kernel.is_complete("%gpumem x = 1") == "complete"
+
+
+@pytest.mark.parametrize(
+    ("first_line", "message"),
+    [
+        ("%%gpumem --bogus", "unrecognized arguments: --bogus; %gpumem --help lists what there is"),
+        ("%%gpumem -d 7", "no such device: fake:7; visible to this process: fake:0"),
+        (
+            "%%gpumem -r many",
+            "argument -r/--repeat: not a number of at least 1: 'many'; %gpumem --help lists what there is",
+        ),
+        ("%%gpumem -o", "a cell cannot return the result (-o); store it in a variable with -v NAME"),
+    ],
+)
+def test_a_refused_cell_does_not_run(kernel, first_line, message):
+    """Options that cannot be honoured are one line and status error; nothing has run and nothing has changed."""
+    before = kernel.value("fake.user_stats(), fake.watched")
+    reply = kernel.run(first_line + "\nhas_run = fake.allocate(MiB)")
+    assert reply.status == "error"
+    assert reply.content["ename"] == "UsageError"
+    assert reply.shown.strip() == f"UsageError: %gpumem: {message}"
+    assert (reply.stderr.count("\n"), reply.errors) == (1, [])
+    assert kernel.value("'has_run' in globals()") == "False"
+    assert kernel.value("fake.user_stats(), fake.watched") == before
+
+
+def test_code_that_asks_is_measured(kernel):
+    """`input()` in a measured cell reaches the front end."""
+    reply = kernel.run("%%gpumem\nname = input('name? ')\nx = fake.allocate(MiB)", answers=["me"])
+    assert reply.status == "ok"
+    assert kernel.value("name") == "'me'"
+    assert "+1.00 MiB" in reply.reports[0]
+
+
+def test_help_is_a_good_cell(kernel):
+    """`--help` and `?` are no errors for the front end."""
+    reply = kernel.run("%%gpumem --help\nhas_run = 1")
+    assert (reply.status, reply.displays, reply.stderr) == ("ok", [], "")
+    assert reply.stdout.startswith("usage: %gpumem\n")
+    reply = kernel.run("%gpumem?")
+    assert reply.status == "ok"
+    assert "Measure what code does to GPU memory" in reply.content["payload"][0]["data"]["text/plain"]
