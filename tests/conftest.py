@@ -14,12 +14,12 @@ from jupyter_gpumem.devices.interception import MARK
 from jupyter_gpumem.ledger import LEDGER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _DEFAULT_BACKENDS = devices.backends()
 
 
-def leftovers() -> list[str]:
+def _leftovers() -> list[str]:
     """Return what the package has left behind in this process, in words."""
     found = []
     if LEDGER.open_intervals:
@@ -28,7 +28,7 @@ def leftovers() -> list[str]:
         found.append("the ledger still watches")
     if "torch" in sys.modules:
         found += [
-            f"torch._C.{name} is replaced" for name, item in vars(sys.modules["torch"]._C).items() if marked(item)
+            f"torch._C.{name} is replaced" for name, item in vars(sys.modules["torch"]._C).items() if _marked(item)
         ]
     if any(type(finder) is devices.TorchImportWatch for finder in sys.meta_path):
         found.append("a TorchImportWatch in sys.meta_path")
@@ -41,7 +41,7 @@ def leftovers() -> list[str]:
     return found
 
 
-def marked(item: object) -> bool:
+def _marked(item: object) -> bool:
     """Whether a binding is a wrapper of ours."""
     return getattr(item, MARK, False) is True
 
@@ -50,7 +50,13 @@ def marked(item: object) -> bool:
 def _nothing_left_behind() -> Iterator[None]:
     """Assert after every test that the process is as it was."""
     yield
-    assert leftovers() == []
+    assert _leftovers() == []
+
+
+@pytest.fixture
+def leftovers() -> Callable[[], list[str]]:
+    """The function that finds what the package has left behind, for the test of it."""
+    return _leftovers
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def _cell_function(session: Session, magic: Magic, run: Callable[..., Any]) -> C
 
 
 def _call(session: Session, options: Options, line: str, action: Callable[..., Any], payload: object) -> Any:
-    """Parse and act; our own errors become IPython's one-line `UsageError`, the user's and bugs pass through."""
+    """Parse and act; our refusals become IPython's one-line `UsageError`, errors of the user's code and bugs pass."""
     __tracebackhide__ = True
     parsed = options.parse(line)
     if parsed.help:
@@ -113,6 +114,9 @@ def _call(session: Session, options: Options, line: str, action: Callable[..., A
     try:
         return action(session, parsed, payload)
     except GpumemError as error:
+        name_of_cell: Any = session.shell.compile.format_code_name
+        if any(name_of_cell(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise  # it comes from the code that was measured, which uses this package too
         raise UsageError(f"%{options.name}: {error}") from None
 
 

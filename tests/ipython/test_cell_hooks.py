@@ -223,6 +223,22 @@ def test_a_hook_that_fails_leaves_the_cell_alone(cells, fake, monkeypatch):
     assert len(cells("%%gpumem\n1").displays) == 1
 
 
+@pytest.mark.parametrize("prefix", ["", "%gpumem ", "%%gpumem\n", "%%gpumem -r 1\n"])
+def test_an_error_of_ours_in_the_users_code_is_an_error(cells, prefix):
+    """What this package raises inside measured code keeps its type and traceback: it is no refusal of the magic."""
+    cells.shell.run_cell("import jupyter_gpumem as gm")
+    outcome = cells(prefix + "gm.measure(devices=['tpu:0']).start()")
+    assert type(outcome.error).__name__ == "DeviceNotFoundError"
+    assert "Traceback (most recent call last)" in outcome.stdout
+
+
+def test_a_lost_device_is_not_called_out_of_memory(cells):
+    """A device-side assert keeps its own name in the report."""
+    outcome = cells("%%gpumem\nraise RuntimeError('CUDA error: device-side assert triggered')")
+    assert outcome.texts[0].startswith("fake:0 · scripted device · stopped by RuntimeError after ")
+    assert "memory" not in outcome.texts[0]
+
+
 def test_silent_cells_are_left_alone(cells):
     """A silent run has no hooks and no report."""
     cells("%gpumem_auto on")

@@ -42,7 +42,13 @@ def terminal(tmp_path):
     options = ["--no-banner", "--no-confirm-exit", "--HistoryManager.enabled=False", "--ext=jupyter_gpumem"]
     options += ["--colors=NoColor", f"--InteractiveShellApp.exec_files={setup}"]
     child = pexpect.spawn(
-        sys.executable, ["-m", "IPython", *options], env=environment, dimensions=(60, 160), encoding="utf-8", timeout=30
+        sys.executable,
+        ["-m", "IPython", *options],
+        env=environment,
+        cwd=tmp_path,
+        dimensions=(60, 160),
+        encoding="utf-8",
+        timeout=30,
     )
     try:
         child.expect("In \\[1\\]:")
