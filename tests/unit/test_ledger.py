@@ -567,6 +567,19 @@ def test_detach_gives_every_binding_back_at_once(fake, book):
     book.detach()
 
 
+def test_after_detach_no_old_maximum_comes_back(fake, book):
+    """What the user could no longer see after unloading does not reappear when the next measurement begins."""
+    spike(fake, GiB)
+    book.close(book.open())
+    assert fake.user_peak() == GiB
+    book.detach()
+    assert fake.user_peak() == 0
+    interval = book.open()
+    assert fake.user_peak() == 0
+    book.close(interval)
+    assert not book.watching
+
+
 def test_an_interval_that_nobody_holds_is_closed(fake, book):
     """A measurement that was dropped without an end does not stay open for the life of the process."""
     kept = book.open()
