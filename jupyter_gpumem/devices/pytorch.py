@@ -33,7 +33,9 @@ _found: set[str] = set()
 
 def torch_installed() -> bool:
     """Whether PyTorch is imported or could be. Looking takes 0.2 ms, so that it was found is remembered."""
-    if sys.modules.get("torch") is not None or "torch" in _found:
+    if "torch" in sys.modules:
+        return sys.modules["torch"] is not None  # `None` blocks the import
+    if "torch" in _found:
         return True
     if importlib.util.find_spec("torch") is None:
         return False

@@ -203,23 +203,23 @@ def options():
 @pytest.mark.parametrize(
     ("line", "word", "offered"),
     [
-        ("%thing ", "", ["--device", "--help", "--name", "--quiet"]),
-        ("%thing --", "--", ["--device", "--help", "--name", "--quiet"]),
-        ("%thing --d", "--d", ["--device"]),
-        ("%thing -", "-", ["--device", "--help", "--name", "--quiet", "-d", "-n", "-q"]),
-        ("%thing -d ", "", ["0", "1", "cuda:0"]),
-        ("%thing -d c", "c", ["cuda:0"]),
-        ("%thing --device 1", "1", ["1"]),
-        ("%thing -d 0 -", "-", ["--device", "--help", "--name", "--quiet", "-d", "-n", "-q"]),
-        ("%thing -d 0 ", "", ["--device", "--help", "--name", "--quiet"]),
-        ("%thing -qd ", "", ["0", "1", "cuda:0"]),
-        ("%thing -n ", "", []),
-        ("%thing f(", "f(", []),
-        ("%thing f -", "-", []),
-        ("%thing -d 0 f -", "-", []),
-        ("%thing x ", "", []),
-        ("%thing -- -", "-", []),
-        ("%thing -z", "-z", []),
+        ("", "", ["--device", "--help", "--name", "--quiet"]),
+        ("--", "--", ["--device", "--help", "--name", "--quiet"]),
+        ("--d", "--d", ["--device"]),
+        ("-", "-", ["--device", "--help", "--name", "--quiet", "-d", "-n", "-q"]),
+        ("-d ", "", ["0", "1", "cuda:0"]),
+        ("-d c", "c", ["cuda:0"]),
+        ("--device 1", "1", ["1"]),
+        ("-d 0 -", "-", ["--device", "--help", "--name", "--quiet", "-d", "-n", "-q"]),
+        ("-d 0 ", "", ["--device", "--help", "--name", "--quiet"]),
+        ("-qd ", "", ["0", "1", "cuda:0"]),
+        ("-n ", "", []),
+        ("f(", "f(", []),
+        ("f -", "-", []),
+        ("-d 0 f -", "-", []),
+        ("x ", "", []),
+        ("-- -", "-", []),
+        ("-z", "-z", []),
     ],
 )
 def test_completion(options, line, word, offered):
@@ -229,12 +229,12 @@ def test_completion(options, line, word, offered):
 
 def test_completion_of_choices():
     """An argument with fixed values offers them."""
-    assert AUTO_OPTIONS.complete("%gpumem_auto o", "o") == ["on", "off"]
-    assert AUTO_OPTIONS.complete("%gpumem_auto ", "") == ["on", "off"]
-    assert AUTO_OPTIONS.complete("%gpumem_auto of", "of") == ["off"]
+    assert AUTO_OPTIONS.complete("o", "o") == ["on", "off"]
+    assert AUTO_OPTIONS.complete("", "") == ["on", "off"]
+    assert AUTO_OPTIONS.complete("of", "of") == ["off"]
 
 
 def test_completion_of_devices(fake):
     """Devices in use are offered by index and by label."""
-    assert OPTIONS.complete("%gpumem -d ", "") == ["0", "fake:0"]
-    assert AUTO_OPTIONS.complete("%gpumem_auto on --device f", "f") == ["fake:0"]
+    assert OPTIONS.complete("-d ", "") == ["0", "fake:0"]
+    assert AUTO_OPTIONS.complete("on --device f", "f") == ["fake:0"]
