@@ -76,14 +76,20 @@ class Reply:
 
 
 class Kernel:
-    """One running kernel; a context manager. It sees the same package as the tests do."""
+    """One running kernel; a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        python: the Python of another environment to run it in, with what is installed there; by default the kernel runs
+            in this one and sees the same package as the tests do.
+    """
+
+    def __init__(self, python: Path | None = None) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="gm-")
         home = Path(self._directory.name)
         package = str(Path(jupyter_gpumem.__file__).parent.parent)
+        visible = () if python else (package, os.environ.get("PYTHONPATH"))
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, visible)),
             "IPYTHONDIR": str(home / "ipython"),
             "JUPYTER_RUNTIME_DIR": str(home),
         }
@@ -91,6 +97,8 @@ class Kernel:
         self.manager = KernelManager(
             transport="ipc", ip=str(home / "socket"), connection_file=str(home / "kernel.json")
         )
+        if python:
+            self.manager.kernel_spec.argv[0] = str(python)
         self.manager.start_kernel(env=environment, extra_arguments=["--HistoryManager.hist_file=:memory:"])
         self._replies: dict[str, Reply] = {}
         self._idle: set[str] = set()
