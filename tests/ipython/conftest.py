@@ -76,8 +76,7 @@ def bare(
     shell = InteractiveShell.instance(config=config)
     yield Cells(shell, capsys)
     shell.extension_manager.unload_extension("jupyter_gpumem")
-    shell.atexit_operations()
-    atexit.unregister(shell.atexit_operations)
+    atexit.unregister(shell.atexit_operations)  # it would only tidy up after the process
     InteractiveShell.clear_instance()
 
 

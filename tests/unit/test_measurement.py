@@ -254,6 +254,13 @@ def test_all_devices_are_measured_at_once():
         assert [u.peak_allocated for u in both.result.devices] == [GiB, MiB]
         assert [u.device.label for u in first.result.devices] == ["pair:0"]
         assert [u.device.label for u in second.result.devices] == ["pair:1"]
+
+        @gm.measure(devices=[1])
+        def work():
+            spike(pair, MiB, 0)
+
+        work()
+        assert [u.device.label for u in work.measurement.devices] == ["pair:1"]
     finally:
         devices.remove_backend(pair)
 
