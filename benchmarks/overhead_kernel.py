@@ -11,6 +11,7 @@ import time
 
 import torch  # noqa: TID253 - this file is the user's side
 from IPython import get_ipython
+from IPython.display import display
 
 shell = get_ipython()
 shell.run_line_magic("load_ext", "jupyter_gpumem")
@@ -23,11 +24,15 @@ def f() -> None:
 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-shell.push({"f": f})
+shell.push({"f": f, "display": display})
 
 
 def timed(cell: str) -> float:
-    """Run one cell as the kernel does and return its seconds; what it prints is thrown away."""
+    """Run one cell as the kernel does and return its seconds; what it prints is thrown away.
+
+    The pause lets the kernel's output thread finish with the cell before, as it has between the cells of a user.
+    """
+    time.sleep(0.005)
     with contextlib.redirect_stdout(io.StringIO()):
         began = time.perf_counter()
         result = shell.run_cell(cell)
@@ -68,7 +73,9 @@ NOTHING = contextlib.nullcontext
 VARIANTS = {
     "plain": (NOTHING, "pass", "f()"),
     "plain again": (NOTHING, "pass", "f()"),  # the noise of the comparison itself
+    "a bare display() call": (NOTHING, "display({'text/plain': ''}, raw=True)", "f()"),  # what showing anything costs
     "%%gpumem": (NOTHING, "%%gpumem\npass", "%%gpumem\nf()"),
+    "%%gpumem -q": (NOTHING, "%%gpumem -q\npass", "%%gpumem -q\nf()"),
     "%gpumem": (NOTHING, "%gpumem pass", "%gpumem f()"),
     "%gpumem_auto": (auto, "pass", "f()"),
     "ipyexperiments": (ipyexperiments, "pass", "f()"),

@@ -108,10 +108,9 @@ class PeakLedger:
                 raise ValueError("this interval is closed already")
             for backend, index in devices.ready_devices():
                 if interval.covers(backend, index):
-                    stats = backend.stats(index)
-                    self._fold(backend, index, stats)
+                    read = self._fold(backend, index, backend.stats(index))
                     span = self._span(interval, backend, index)
-                    span.end = self._with_totals(backend, index, devices.counters(stats))
+                    span.end = self._with_totals(backend, index, read)
                     _check_totals(span)
             self._open.remove(interval)
             self._drop_what_counters_show_again()
@@ -200,7 +199,7 @@ class PeakLedger:
         self._doubt_if_raced(backend, index, before, after)
         return self._with_totals(backend, index, devices.counters(after))
 
-    def _fold(self, backend: Backend, index: int, stats: Stats) -> None:
+    def _fold(self, backend: Backend, index: int, stats: Stats) -> Counters:
         """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
         account = self._account(backend, index)
         peaks = _peaks(stats)
@@ -216,6 +215,7 @@ class PeakLedger:
                 span.peak_reserved = _highest(span.peak_reserved, read.peak_reserved)
                 if unseen:
                     span.doubt = span.doubt or UNSEEN_RESET
+        return read
 
     def _span(self, interval: Interval, backend: Backend, index: int) -> Span:
         """Return the span of a device; one that became ready inside the interval began with nothing."""
@@ -236,6 +236,8 @@ class PeakLedger:
 
     def _with_totals(self, backend: Backend, index: int, read: Counters) -> Counters:
         account = self._account(backend, index)
+        if not account.count:  # the user has never reset the accumulated counts
+            return read
         return replace(
             read,
             retries=_plus(read.retries, account.retries),
@@ -245,7 +247,10 @@ class PeakLedger:
         )
 
     def _account(self, backend: Backend, index: int) -> _Account:
-        return self._accounts.setdefault((backend, index), _Account())
+        account = self._accounts.get((backend, index))
+        if account is None:
+            account = self._accounts[backend, index] = _Account()
+        return account
 
     def _drop_what_counters_show_again(self) -> None:
         for account in self._accounts.values():
@@ -288,12 +293,22 @@ def _leaves(stats: Stats) -> Iterator[tuple[str, object, dict[str, int]]]:
 
 
 def _peaks(stats: Stats) -> Peaks:
-    return {(key, name): leaf["peak"] for key, name, leaf in _leaves(stats)}
+    """Return every peak, as `_leaves` finds them; written out, because it runs at each reading."""
+    peaks: Peaks = {}
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            if "peak" in value:
+                peaks[key, None] = value["peak"]
+            else:
+                for name, leaf in value.items():
+                    if isinstance(leaf, dict) and "peak" in leaf:
+                        peaks[key, name] = leaf["peak"]
+    return peaks
 
 
 def _fell(last: Peaks, now: Peaks) -> bool:
     """Whether a peak is below its last reading, which only a reset can do."""
-    return any(value > now.get(key, value) for key, value in last.items())
+    return last != now and any(value > now.get(key, value) for key, value in last.items())
 
 
 def _rose_and_fell(before: Stats, after: Stats, key: str) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from jupyter_gpumem.records import Counters
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from jupyter_gpumem.records import Counters, Device, DriverMemory
+    from jupyter_gpumem.records import Device, DriverMemory
 
 Stats: TypeAlias = dict[str, Any]
 """PyTorch's nested statistics: `{"allocated_bytes": {"all": {"current": 0, "peak": 0, ...}, ...}, "num_ooms": 0}`."""
@@ -85,26 +87,26 @@ class Driver(Protocol):
         """Return every card of the machine, for processes that have not initialised one; indices are the driver's."""
 
 
+_MAIN = ("allocated_bytes", "reserved_bytes", "allocation")
+_LEVELS = ("active_bytes", "requested_bytes", "inactive_split_bytes")
+_NO_POOLS: Stats = {"all": {}}
+
+
 def counters(stats: Stats) -> Counters:
     """Pick the counters we report out of PyTorch's nested statistics; what is not there stays `None`."""
-    from jupyter_gpumem.records import Counters
-
-    def level(key: str, which: str = "current") -> int | None:
-        pools = stats.get(key)
-        value = pools["all"].get(which) if pools else None
-        return None if value is None else int(value)
-
+    allocated, reserved, count = (stats.get(key, _NO_POOLS)["all"] for key in _MAIN)
+    active, requested, split = (stats.get(key, _NO_POOLS)["all"].get("current") for key in _LEVELS)
     return Counters(
-        allocated=level("allocated_bytes"),
-        reserved=level("reserved_bytes"),
-        active=level("active_bytes"),
-        requested=level("requested_bytes"),
-        inactive_split=level("inactive_split_bytes"),
-        live=level("allocation"),
-        peak_allocated=level("allocated_bytes", "peak"),
-        peak_reserved=level("reserved_bytes", "peak"),
+        allocated.get("current"),
+        reserved.get("current"),
+        active,
+        requested,
+        split,
+        live=count.get("current"),
+        peak_allocated=allocated.get("peak"),
+        peak_reserved=reserved.get("peak"),
         retries=stats.get("num_alloc_retries"),
         ooms=stats.get("num_ooms"),
-        allocation_count=level("allocation", "allocated"),
-        allocation_bytes=level("allocated_bytes", "allocated"),
+        allocation_count=count.get("allocated"),
+        allocation_bytes=allocated.get("allocated"),
     )

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .base import Backend, Watcher
 
@@ -26,7 +26,7 @@ def original(binding: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Interception:
-    """The replaced bindings of one back end.
+    """The replaced bindings of one back end. Installed and removed around measurements, so both take microseconds.
 
     Args:
         torch: the module.
@@ -38,30 +38,28 @@ class Interception:
         self._torch = torch
         self._backend = backend
         self._watcher = watcher
-        self._active = True
+        self._active = False
+        self._wrappers: dict[str, Any] = {}
         self._replaced: dict[str, Any] = {}
+
+    def serves(self, torch: Any, watcher: Watcher) -> bool:
+        """Whether this is the interception of that module for that watcher."""
+        return self._torch is torch and self._watcher is watcher
 
     def install(self) -> Callable[[], None]:
         """Replace the bindings; returns the function that puts the originals back."""
-        kind = self._backend.kind
-        wrappers: dict[str, Callable[[Any], Any]] = {
-            f"_{kind}_memoryStats": self._reading,
-            f"_{kind}_resetPeakMemoryStats": functools.partial(self._resetting, self._watcher.peak_reset),
-            f"_{kind}_resetAccumulatedMemoryStats": functools.partial(self._resetting, self._watcher.totals_reset),
-        }
-        if self._is_accelerator():
-            wrappers |= {
-                "_accelerator_getDeviceStats": self._reading,
-                "_accelerator_resetPeakStats": functools.partial(self._resetting, self._watcher.peak_reset),
-                "_accelerator_resetAccumulatedStats": functools.partial(self._resetting, self._watcher.totals_reset),
-            }
-        for name, wrap in wrappers.items():
-            original = getattr(self._torch._C, name, None)
-            if original is not None:
-                wrapper = wrap(original)
+        self._active = True
+        bindings = self._torch._C
+        for name, wrap in self._wanted():
+            found = getattr(bindings, name, None)
+            if found is None:
+                continue
+            wrapper = self._wrappers.get(name)
+            if wrapper is None or wrapper.__wrapped__ is not found:
+                wrapper = self._wrappers[name] = wrap(found)
                 setattr(wrapper, MARK, True)
-                setattr(self._torch._C, name, wrapper)
-                self._replaced[name] = wrapper
+            setattr(bindings, name, wrapper)
+            self._replaced[name] = wrapper
         return self.remove
 
     def remove(self) -> None:
@@ -72,6 +70,16 @@ class Interception:
             if bound is wrapper:
                 setattr(self._torch._C, name, wrapper.__wrapped__)
         self._replaced.clear()
+
+    def _wanted(self) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+        """Yield the names to replace and what makes the replacement of each."""
+        names = [(f"_{self._backend.kind}_", "memoryStats", "resetPeakMemoryStats", "resetAccumulatedMemoryStats")]
+        if self._is_accelerator():
+            names.append(("_accelerator_", "getDeviceStats", "resetPeakStats", "resetAccumulatedStats"))
+        for prefix, reading, peak_reset, totals_reset in names:
+            yield prefix + reading, self._reading
+            yield prefix + peak_reset, self._resetting_peaks
+            yield prefix + totals_reset, self._resetting_totals
 
     def _is_accelerator(self) -> bool:
         # The binding, not `torch.accelerator`: that module does not exist yet while torch is being imported.
@@ -87,6 +95,12 @@ class Interception:
             return found
 
         return stats
+
+    def _resetting_peaks(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        return self._resetting(self._watcher.peak_reset, original)
+
+    def _resetting_totals(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        return self._resetting(self._watcher.totals_reset, original)
 
     def _resetting(
         self, context: Callable[[Backend, int], Any], original: Callable[[int], Any]

@@ -84,6 +84,7 @@ class CachingAllocator:
         self.kind = kind
         self._devices: dict[int, Device] = {}
         self._raw: dict[str, Callable[..., Any]] = {}
+        self._interception: Interception | None = None
 
     def _binding(self, name: str) -> Callable[..., Any]:
         """Return a binding of `torch._C` as it is without our own interception of it."""
@@ -186,7 +187,9 @@ class CachingAllocator:
             return None
         for name in ("memoryStats", "resetPeakMemoryStats"):
             self._binding(name)  # now: later, someone else's wrapper may lie on top of ours
-        return Interception(torch, self, watcher).install()
+        if self._interception is None or not self._interception.serves(torch, watcher):
+            self._interception = Interception(torch, self, watcher)
+        return self._interception.install()
 
 
 class MpsAllocator:

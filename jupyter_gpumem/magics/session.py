@@ -80,11 +80,11 @@ class Session:
         LEDGER.detach()
 
     def show(self, record: Record) -> None:
-        """Show a record, as text and HTML in one display call."""
+        """Show a record, as text and HTML in one display call; apart from what the user's code prints."""
         display(report.mimebundle(record), raw=True)  # type: ignore[no-untyped-call]
 
     def show_text(self, text: str) -> None:
-        """Show a line that has no other form."""
+        """Show lines that have no other form."""
         display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
 
 

@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["Sheet", "measurement_line", "mimebundle", "to_html", "to_text"]
 
 
+_SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
+    Measurement: measurement_sheets,
+    Series: series_sheets,
+    Status: status_sheets,
+}
+
+
 def mimebundle(record: Record) -> dict[str, str]:
     """Return the text and HTML of a record, for one display call."""
-    return {"text/plain": str(record), "text/html": record._repr_html_() or ""}
+    sheets = _SHEETS[type(record)](record)
+    return {"text/plain": to_text(sheets), "text/html": to_html(sheets)}
 
 
 def _register(record: type[Record], sheets: Callable[[Any], list[Sheet]]) -> None:
     record.rendered_by(text=lambda r: to_text(sheets(r)), html=lambda r: to_html(sheets(r)))
 
 
-_register(Measurement, measurement_sheets)
-_register(Series, series_sheets)
-_register(Status, status_sheets)
+for _record, _sheets in _SHEETS.items():
+    _register(_record, _sheets)
