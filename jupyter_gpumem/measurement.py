@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import psutil
 
 from . import devices
-from .errors import DeviceNotFoundError, UnavailableError
+from .devices import check_devices, device_labels
 from .ledger import LEDGER
 from .records import DeviceUsage, Measurement
 
@@ -46,7 +46,7 @@ class Measure:
     def __init__(
         self,
         label: str | None = None,
-        devices: Iterable[int | str] | None = None,
+        devices: Iterable[int | str] | int | str | None = None,
         on_result: Callable[[Measurement], object] | None = None,
     ) -> None:
         self.result: Measurement | None = None
@@ -173,14 +173,14 @@ def measure(
     label: str | None = None,
     /,
     *,
-    devices: Iterable[int | str] | None = None,
+    devices: Iterable[int | str] | int | str | None = None,
     on_result: Callable[[Measurement], object] | None = None,
 ) -> Measure: ...
 def measure(
     function: Any = None,
     /,
     *,
-    devices: Iterable[int | str] | None = None,
+    devices: Iterable[int | str] | int | str | None = None,
     on_result: Callable[[Measurement], object] | None = None,
 ) -> Any:
     """Measure the GPU memory of a block or of a function's calls: `with gm.measure() as m:`, `@gm.measure`.
@@ -191,43 +191,6 @@ def measure(
     if callable(function):
         return Measure(devices=devices, on_result=on_result)(function)
     return Measure(function, devices, on_result)
-
-
-def device_labels(named: Iterable[int | str] | None) -> frozenset[str] | None:
-    """Return the labels (`cuda:0`) of devices named by index, by number or by label; `None` means all."""
-    if named is None:
-        return None
-    default = next((backend.kind for backend, _ in devices.ready_devices()), "cuda")
-
-    def label(name: str) -> str:
-        kind, colon, index = name.rpartition(":")
-        return f"{kind if colon else default}:{int(index)}" if index.isdecimal() else name
-
-    return frozenset(map(label, map(str, named))) or None
-
-
-def check_devices(labels: frozenset[str] | None) -> None:
-    """Refuse devices that this process cannot have; say nothing while it cannot be known.
-
-    Raises:
-        UnavailableError: there is no PyTorch, no GPU or no such kind of device here.
-        DeviceNotFoundError: the kind exists but not the index.
-    """
-    if labels is None:
-        return
-    counts = {backend.kind: backend.count() for backend in devices.backends()}
-    for label in sorted(labels):
-        kind, _, index = label.partition(":")
-        if kind not in counts or not index.isdecimal():
-            raise DeviceNotFoundError(f"no such device: {label!r}; name one by its index (0) or label (cuda:0)")
-        count = counts[kind]
-        if count is None or (count == 0 and kind != "mps"):
-            reason = devices.explain_absence()
-            if reason is not None:
-                raise UnavailableError(f"{label} cannot be measured: {reason}")
-        elif int(index) >= count:
-            visible = "none" if not count else f"{kind}:0" if count == 1 else f"{kind}:0 to {kind}:{count - 1}"
-            raise DeviceNotFoundError(f"no such device: {label}; visible to this process: {visible}")
 
 
 def missing_devices(labels: frozenset[str] | None = None) -> str:

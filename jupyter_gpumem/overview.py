@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import devices
+from .devices import (
+    check_devices,
+    device_labels,
+    driver_memory,
+    explain_absence,
+    explain_unused,
+    ready_devices,
+    uninitialised_cards,
+    versions,
+)
+from .devices import counters as pick_counters
 from .fragments import LARGE_PAGE, fragmentation
 from .records import Counters, DeviceStatus, Status
 from .units import MiB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .devices import Backend
 
 _DEFAULTS: dict[str, Any] = {
@@ -21,29 +33,35 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def status(only: frozenset[str] | None = None) -> Status:
-    """Return the status of every visible device, or of those whose label is in `only`.
+def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
+    """Return the status of every visible device, or of those named by index or label.
 
-    Reads counters, one snapshot (about 1 us for each block) and the driver; initialises and synchronises nothing.
+    Reads counters, a snapshot (about 1 us for each block) and the driver; initialises and synchronises nothing.
+
+    Raises:
+        UnavailableError: devices were named, and this process cannot have any.
+        DeviceNotFoundError: a named device is not visible.
     """
+    only = device_labels(devices)
+    check_devices(only)
     found: list[DeviceStatus] = []
     settings: dict[str, str] = {}
-    for backend, index in devices.ready_devices():
+    for backend, index in ready_devices():
         if only is None or f"{backend.kind}:{index}" in only:
             found.append(_device_status(backend, index))
             settings |= _changed_settings(backend.settings())
     missing = None
     if not found:
-        missing = devices.explain_unused(only) or devices.explain_absence() or "this process has not used a GPU yet"
+        missing = explain_unused(only) or explain_absence() or "this process has not used a GPU yet"
         if only is None:
-            found = [DeviceStatus(device, None, memory) for device, memory in devices.uninitialised_cards()]
-    return Status(tuple(found), settings, devices.versions(), missing)
+            found = [DeviceStatus(device, None, memory) for device, memory in uninitialised_cards()]
+    return Status(tuple(found), settings, versions(), missing)
 
 
 def _device_status(backend: Backend, index: int) -> DeviceStatus:
-    driver = devices.driver_memory(backend, index)
+    driver = driver_memory(backend, index)
     segments = backend.segments(index)
-    counters: Counters = devices.counters(backend.stats(index))
+    counters: Counters = pick_counters(backend.stats(index))
     return DeviceStatus(
         device=backend.device(index),
         counters=counters,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,19 @@ class DeviceUsage(Record):
         workspaces: bytes of cuBLAS workspaces that appeared inside the interval and stay for the process.
     """
 
-    _derived = ("delta_allocated", "delta_reserved", "peak_over_start", "outside_delta", "others_delta", "exact")
+    _derived = (
+        "exact",
+        "peak_over_start",
+        "reserved_over_start",
+        "delta_allocated",
+        "delta_reserved",
+        "outside_delta",
+        "others_delta",
+        "elsewhere_delta",
+        "allocation_count",
+        "retries",
+        "ooms",
+    )
 
     device: Device
     start: Counters
@@ -215,6 +227,14 @@ class DeviceUsage(Record):
         return _minus(_others(self.driver_end), _others(self.driver_start))
 
     @property
+    def elsewhere_delta(self) -> int | None:
+        """Change of everything on the card but PyTorch's memory, where the driver does not tell processes apart."""
+        if self.driver_end is None or self.driver_end.process is not None:
+            return None
+        used = _minus(self.driver_end.used, self.driver_start.used if self.driver_start else None)
+        return _minus(used, self.delta_reserved)
+
+    @property
     def changed(self) -> bool:
         """Whether anything happened here: an allocation, a level that moved, a context that appeared."""
         return self.first_use or bool(self.allocation_count) or bool(self.delta_allocated) or bool(self.delta_reserved)
@@ -248,6 +268,9 @@ class Measurement(Record):
     def peak_allocated(self) -> int | None:
         """The highest allocated peak of any one device; peaks of several devices do not add up."""
         return max((u.peak_allocated for u in self.devices if u.peak_allocated is not None), default=None)
+
+    def __iter__(self) -> Iterator[DeviceUsage]:
+        return iter(self.devices)
 
     def __getitem__(self, index: int | str) -> DeviceUsage:
         """Return the usage of a device by PyTorch's index or label: `result[0]`, `result["cuda:1"]`.

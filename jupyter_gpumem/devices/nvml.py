@@ -7,6 +7,7 @@ a missing number is better than another card's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any
@@ -43,14 +44,12 @@ class NvmlDriver:
         if nvml is None:
             return ()
         found = []
-        try:
-            for index in range(nvml.nvmlDeviceGetCount()):
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):  # one card in trouble does not hide the others
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 memory = _memory(nvml, handle)
                 name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
                 found.append((Device("GPU", index, name, memory.total, uuid), memory))
-        except nvml.NVMLError:
-            return ()
         return tuple(found)
 
     def _started(self) -> Any | None:

@@ -1,19 +1,14 @@
-"""The magics: the only part that knows IPython. Each file holds one group; this one lists them and loads them."""
+"""The magics: the only part that knows IPython. `catalogue` lists them; loading registers them in a `Session`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import gpumem
-from .session import Magic, Session
+from .catalogue import MAGICS
+from .session import Session
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-MAGICS = (
-    Magic(gpumem.OPTIONS, gpumem.line, gpumem.cell),
-    Magic(gpumem.AUTO_OPTIONS, gpumem.auto),
-)
 
 _sessions: dict[int, Session] = {}
 

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import classic_prompt, ipython_prompt, leading_empty_lines, leading_indent
 
-from jupyter_gpumem import report
 from jupyter_gpumem.errors import GpumemError
-from jupyter_gpumem.measurement import Measure
 
-from . import gpumem
+from .catalogue import GPUMEM
 
 if TYPE_CHECKING:
     import argparse
 
+    from jupyter_gpumem.measurement import Measure
     from jupyter_gpumem.records import Measurement
 
     from .session import Session
@@ -37,6 +36,14 @@ _MAGIC_LINE = re.compile(r"%%gpumem(?:[ \t]+(.*))?[ \t]*\n?")
 
 _CLEANING: tuple[Any, ...] = (leading_empty_lines, leading_indent, classic_prompt, ipython_prompt)
 """What IPython does to the first lines of a cell, and so has to do to those below the magic's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """That every cell is measured, and which cells get a line: those that moved at least `minimum` bytes."""
+
+    devices: tuple[str, ...] | None
+    minimum: int
 
 
 @dataclass(slots=True)
@@ -56,7 +63,7 @@ class CellWatch:
     """
 
     def __init__(self, session: Session) -> None:
-        self.auto: gpumem.Auto | None = None
+        self.auto: Auto | None = None
         self._session = session
         self._threads = threading.local()
 
@@ -113,8 +120,8 @@ class CellWatch:
         if match is None:
             return None
         try:
-            options = gpumem.OPTIONS.parse(match[1] or "")
-            gpumem.check(options, cell=True)
+            options = GPUMEM.options.parse(match[1] or "")
+            _work().check(options, cell=True)
         except (UsageError, GpumemError):
             return None  # the registered magic says what is wrong, before anything of the user's runs
         return options if not options.help and options.repeat is None else None
@@ -137,9 +144,9 @@ class CellWatch:
         running = _Running(info, None, options)
         self._stack.append(running)
         if options is not None:
-            running.measure = Measure(devices=options.device).start()
+            running.measure = _work().Measure(devices=options.device).start()
         elif self.auto is not None and outermost:
-            running.measure = Measure(devices=self.auto.devices).start()
+            running.measure = _work().Measure(devices=self.auto.devices).start()
 
     def _after(self, result: Any) -> None:
         """End the measurement of the cell that just ended, and show it. On `post_run_cell`.
@@ -167,7 +174,7 @@ class CellWatch:
         if ended.options is None:
             self._show_line(measurement)
         else:
-            gpumem.deliver(self._session, ended.options, measurement)
+            _work().deliver(self._session, ended.options, measurement)
 
     def _inside_a_cell(self, *, itself: bool = False) -> bool:
         """Whether another cell encloses the one at hand, which is itself running already or not yet.
@@ -186,6 +193,8 @@ class CellWatch:
     def _show_line(self, measurement: Measurement) -> None:
         moved = [abs(size or 0) for u in measurement.devices for size in (u.peak_over_start, u.delta_allocated)]
         if self.auto is not None and max(moved, default=0) >= self.auto.minimum:
+            from jupyter_gpumem import report
+
             self._session.show_text(report.measurement_line(measurement))
 
     def _cleaned(self, raw_cell: str) -> list[str]:
@@ -196,6 +205,13 @@ class CellWatch:
                 break
             lines = transform(lines)
         return lines
+
+
+def _work() -> Any:
+    """Return the module that does the measuring, imported when a cell first asks for it."""
+    from . import gpumem
+
+    return gpumem
 
 
 def _is_result_of(info: Any, result: Any) -> bool:

@@ -3,84 +3,26 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import devices
+from jupyter_gpumem.devices import check_devices, device_labels
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
-from jupyter_gpumem.measurement import Measure, check_devices, device_labels
+from jupyter_gpumem.measurement import Measure
 from jupyter_gpumem.overview import status
 from jupyter_gpumem.records import Series
 from jupyter_gpumem.units import format_bytes
 
-from .options import Options, positive, size, variable
+from .cells import Auto
 from .running import prepare
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
     from jupyter_gpumem.records import Record
 
     from .session import Session
-
-
-def _device_names() -> Iterable[str]:
-    ready = list(devices.ready_devices())
-    return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
-
-
-OPTIONS = (
-    Options(
-        "gpumem",
-        "Measure what code does to GPU memory: its exact peak, what it leaves behind, what it only needed meanwhile.\n"
-        "Without a statement: what every device holds now, in layers that add up to the card.\n\n"
-        "The code runs as it would without this magic, and torch.cuda.max_memory_allocated() and its relatives keep\n"
-        "saying what they would have said.",
-        usage=("%gpumem", "%gpumem [options] STATEMENT", "%%gpumem [options]"),
-        statement=True,
-        examples="examples:\n"
-        "  %gpumem                        the status of all devices\n"
-        "  %gpumem y = model(x)           one statement\n"
-        "  r = %gpumem -o model(x)        keep the result: r[0].peak_allocated, r.to_dict()\n"
-        "  %%gpumem -v cost               the cell; the result goes to the variable `cost`\n"
-        "  %%gpumem -r 3                  the cell three times: first-use costs against the steady state",
-    )
-    .option(
-        "-d",
-        "--device",
-        action="append",
-        metavar="N",
-        complete=_device_names,
-        help="measure this device (0 or cuda:0); repeatable; default: all, shown when they changed",
-    )
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
-    .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run")
-    .finish()
-)
-
-AUTO_OPTIONS = (
-    Options(
-        "gpumem_auto",
-        "Measure every cell and show one line below each. Without an argument: say whether that is on.",
-        usage=("%gpumem_auto [on|off] [options]",),
-        examples="examples:\n  %gpumem_auto on\n  %gpumem_auto on --min 1MiB     no line for cells that moved less",
-    )
-    .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
-    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="measure this device only")
-    .option("--min", type=size, default=0, metavar="SIZE", help="show no line for cells that moved less than this")
-    .finish()
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Auto:
-    """That every cell is measured, and which cells get a line: those that moved at least `minimum` bytes."""
-
-    devices: tuple[str, ...] | None
-    minimum: int
 
 
 def check(options: argparse.Namespace, *, cell: bool) -> None:
@@ -112,9 +54,7 @@ def line(session: Session, options: argparse.Namespace, local_ns: dict[str, Any]
         return _measured(session, options, options.statement, local_ns)
     if options.repeat is not None:
         raise InvalidValueError("-r needs a statement to repeat: %gpumem -r 3 STATEMENT")
-    only = device_labels(options.device)
-    check_devices(only)
-    record = status(only)
+    record = status(options.device)
     if not record.devices and not devices.torch_installed():
         raise UnavailableError(f"nothing to show: {record.missing}")
     return deliver(session, options, record)

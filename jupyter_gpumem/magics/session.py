@@ -1,10 +1,11 @@
-"""The one object that holds the state of a loaded extension, and the shape of a magic."""
+"""The one object that holds the state of a loaded extension."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import magic as ipython_magic
@@ -12,14 +13,11 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from jupyter_gpumem import report
 from jupyter_gpumem.errors import GpumemError
-from jupyter_gpumem.ledger import LEDGER
 
 from .cells import CellWatch
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
@@ -27,21 +25,10 @@ if TYPE_CHECKING:
 
     from jupyter_gpumem.records import Record
 
+    from .catalogue import Magic
     from .options import Options
 
 _MAGIC_CALL = re.compile(r"(?:[^%]*=)?\s*%{0,2}(\w+)\s(.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Magic:
-    """A magic: its options, and what it does as a line and, if it can be one, as a cell.
-
-    `line` gets the session, the options and the caller's local names; `cell` the session, the options and the body.
-    """
-
-    options: Options
-    line: Callable[[Session, argparse.Namespace, dict[str, Any] | None], Any]
-    cell: Callable[[Session, argparse.Namespace, str], Any] | None = None
 
 
 class Session:
@@ -77,10 +64,13 @@ class Session:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
-        LEDGER.detach()
+        if ledger := sys.modules.get("jupyter_gpumem.ledger"):
+            ledger.LEDGER.detach()
 
     def show(self, record: Record) -> None:
         """Show a record, as text and HTML in one display call; apart from what the user's code prints."""
+        from jupyter_gpumem import report
+
         display(report.mimebundle(record), raw=True)  # type: ignore[no-untyped-call]
 
     def show_text(self, text: str) -> None:
@@ -96,7 +86,7 @@ def _line_function(session: Session, magic: Magic) -> Callable[..., Any]:
     return _dressed(ipython_magic.needs_local_scope(line_magic), magic.options)
 
 
-def _cell_function(session: Session, magic: Magic, run: Callable[..., Any]) -> Callable[..., Any]:
+def _cell_function(session: Session, magic: Magic, run: str) -> Callable[..., Any]:
     def cell_magic(line: str, cell: str) -> Any:
         __tracebackhide__ = True
         return _call(session, magic.options, line, run, cell)
@@ -104,7 +94,7 @@ def _cell_function(session: Session, magic: Magic, run: Callable[..., Any]) -> C
     return _dressed(cell_magic, magic.options)
 
 
-def _call(session: Session, options: Options, line: str, action: Callable[..., Any], payload: object) -> Any:
+def _call(session: Session, options: Options, line: str, action: str, payload: object) -> Any:
     """Parse and act; our refusals become IPython's one-line `UsageError`, errors of the user's code and bugs pass."""
     __tracebackhide__ = True
     parsed = options.parse(line)
@@ -112,12 +102,19 @@ def _call(session: Session, options: Options, line: str, action: Callable[..., A
         print(options.format_help())  # noqa: T201 - help goes where `print` goes, as that of other magics does
         return None
     try:
-        return action(session, parsed, payload)
+        return _function(action)(session, parsed, payload)
     except GpumemError as error:
         name_of_cell: Any = session.shell.compile.format_code_name
         if any(name_of_cell(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise  # it comes from the code that was measured, which uses this package too
         raise UsageError(f"%{options.name}: {error}") from None
+
+
+def _function(reference: str) -> Callable[..., Any]:
+    """Return what does the work of a magic, importing it at its first use."""
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return function
 
 
 def _dressed(function: Callable[..., Any], options: Options) -> Callable[..., Any]:

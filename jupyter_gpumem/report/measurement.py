@@ -78,7 +78,13 @@ def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
         notes.append(f"{format_delta(outside)} outside PyTorch's allocator: {what}.")
     others = usage.others_delta
     if others is not None and abs(others) >= _NOTABLE_OUTSIDE:
-        notes.append(f"{format_delta(others)} by other processes on this card meanwhile.")
+        notes.append(f"Other processes on this card: {format_delta(others)} meanwhile.")
+    elsewhere = usage.elsewhere_delta
+    if elsewhere is not None and abs(elsewhere) >= _NOTABLE_OUTSIDE:
+        notes.append(
+            f"{format_delta(elsewhere)} on this card outside PyTorch's allocator: this process's context and "
+            "libraries, or other processes; the driver does not tell which."
+        )
     if usage.ooms:
         notes.append(f"Ran out of memory {_times(usage.ooms)}.")
     flushes = (usage.retries or 0) - (usage.ooms or 0)  # the allocator flushes once more before it gives up
@@ -97,7 +103,9 @@ def _verdict(usage: DeviceUsage) -> str:
     else:
         needed = f"Needed {'' if usage.doubt is None else 'at least '}{format_bytes(over)} on top of what was there"
     if stays > 0:
-        tail = "; all of it stays." if stays == over else f"; {format_bytes(stays)} of it stays."
+        tail = (
+            "; all of it stays." if stays == over and usage.doubt is None else f"; {format_bytes(stays)} of it stays."
+        )
     elif stays < 0:
         tail = f"; left {format_bytes(-stays)} less than it found."
     else:
@@ -118,12 +126,18 @@ def measurement_line(result: Measurement) -> str:
         what = "GPU memory unchanged" if result.devices else f"GPU memory not measured: {result.missing}"
         return "   ".join(["gpumem", what, time, *tail])
     parts = [
-        f"{usage.device.label}  peak {'' if usage.doubt is None else '>= '}{format_bytes(usage.peak_allocated)}"
-        f" ({format_delta(usage.peak_over_start)})   stays {format_delta(usage.delta_allocated)}"
+        f"{usage.device.label}  peak {_peak_in_line(usage)}   stays {format_delta(usage.delta_allocated)}"
         f"   reserved {format_bytes(usage.end.reserved)}"
         for usage in shown
     ]
     return "   ".join(["gpumem", " | ".join(parts), time, *tail])
+
+
+def _peak_in_line(usage: DeviceUsage) -> str:
+    if usage.peak_allocated is None:
+        return "not known"
+    bound = "" if usage.doubt is None else ">= "
+    return f"{bound}{format_bytes(usage.peak_allocated)} ({bound}{format_delta(usage.peak_over_start)})"
 
 
 def series_sheets(series: Series) -> list[Sheet]:
@@ -154,7 +168,7 @@ def series_sheets(series: Series) -> list[Sheet]:
                 )
             )
         heading = (label, *([device.name] if device.name else []), _count(len(series.runs), what))
-        sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks, what))))
+        sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks) if what == "run" else ())))
     return sheets
 
 
@@ -172,9 +186,9 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _first_run_note(peaks: list[int], what: str) -> list[str]:
+def _first_run_note(peaks: list[int]) -> list[str]:
     """Say when the first run needed clearly more than the later ones: caches, workspaces, algorithm search."""
     if len(peaks) < 2 or peaks[0] <= 1.1 * max(peaks[1:]) or peaks[0] - max(peaks[1:]) < MiB:
         return []
     extra = format_bytes(peaks[0] - max(peaks[1:]))
-    return [f"The first {what} needed {extra} more than any later one: first-use costs, not the steady state."]
+    return [f"The first run needed {extra} more than any later one: first-use costs, not the steady state."]

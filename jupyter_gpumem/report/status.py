@@ -43,7 +43,7 @@ def _card_layers(one: DeviceStatus) -> tuple[tuple[str, int], ...]:
     """Return the layers of a card that this process does not use."""
     if one.driver is None:
         return ()
-    return (("in use by other processes", one.driver.used), ("free", one.driver.free))
+    return (("in use", one.driver.used), ("free", one.driver.free))
 
 
 def _notes(status: Status, one: DeviceStatus) -> list[str]:
@@ -57,7 +57,7 @@ def _notes(status: Status, one: DeviceStatus) -> list[str]:
         notes.append(text + ".")
     if one.counters is not None and one.counters.retries is not None:
         notes.append(
-            f"Since the process began: cache flushes to make room {one.counters.retries}, "
+            f"Counted so far: cache flushes to make room {one.counters.retries}, "
             f"out-of-memory errors {one.counters.ooms}."
         )
     if one.driver is None and one.counters is not None:

@@ -14,10 +14,11 @@ import pytest
 
 import jupyter_gpumem as gm
 from jupyter_gpumem import devices
+from jupyter_gpumem.devices import device_labels
 from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError
 from jupyter_gpumem.errors import DeviceNotFoundError, UnavailableError
 from jupyter_gpumem.ledger import LEDGER
-from jupyter_gpumem.measurement import device_labels, missing_devices
+from jupyter_gpumem.measurement import missing_devices
 from jupyter_gpumem.units import GiB, MiB
 
 
@@ -321,7 +322,7 @@ def test_several_visible_devices_are_named_as_a_range():
 def test_a_named_device_on_a_machine_without_any_is_refused(monkeypatch):
     """The reason is the machine's, in one line, whether torch lacks CUDA or is missing."""
     with monkeypatch.context() as patch:
-        patch.setattr(devices, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
+        patch.setattr(devices.naming, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
         with pytest.raises(
             UnavailableError, match=r"^cuda:0 cannot be measured: this PyTorch \(2.99\) is built without"
         ):
@@ -348,7 +349,7 @@ def test_a_result_without_devices_says_why(monkeypatch):
 
 def test_a_named_device_that_was_not_used_is_named_in_the_reason(fake, monkeypatch):
     """With another device in use it would be wrong to say that none was."""
-    monkeypatch.setattr(devices, "explain_absence", lambda: None)
+    monkeypatch.setattr(devices.naming, "explain_absence", lambda: None)
     late = FakeBackend("late", started=False)
     devices.add_backend(late)
     try:

@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_gpumem import devices
 from jupyter_gpumem.devices import nvml as nvml_module
+from jupyter_gpumem.devices import registry
 from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.devices.nvml import NvmlDriver
 from jupyter_gpumem.records import Device, DriverMemory
@@ -294,7 +295,7 @@ def test_cards_are_listed_as_the_driver_numbers_them(machine):
 def test_the_driver_is_asked_for_cuda_and_the_run_time_otherwise(machine, monkeypatch):
     """Other kinds, and cards that the driver does not know, are answered by the device's own library."""
     machine(Card("GPU-aaaa", used=7 * GiB))
-    monkeypatch.setattr(devices, "_driver", NvmlDriver())
+    monkeypatch.setattr(registry, "_driver", NvmlDriver())
     as_cuda = FakeBackend("cuda", 80 * GiB)
     assert devices.driver_memory(as_cuda, 0).source == "scripted"  # its UUID is not the card's
     as_cuda.device = lambda index: cuda(index, "aaaa")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
-from jupyter_gpumem.magics.gpumem import AUTO_OPTIONS, OPTIONS
+from jupyter_gpumem.magics.catalogue import GPUMEM, GPUMEM_AUTO
 from jupyter_gpumem.magics.options import Options
 from jupyter_gpumem.units import MiB
 
@@ -39,27 +39,27 @@ from jupyter_gpumem.units import MiB
 @pytest.mark.parametrize("before", ["", "-q ", "-d 0 -v r  ", "--repeat=3 "])
 def test_a_statement_is_the_users_verbatim(before, statement):
     """From the first word that is no option, every character of the line stays as it is."""
-    assert OPTIONS.parse(before + statement).statement == statement
+    assert GPUMEM.options.parse(before + statement).statement == statement
 
 
 @pytest.mark.parametrize("statement", ["-1 + x", "-x", "--x", "-q", "--help", "-- x", "'-q'"])
 def test_two_dashes_end_the_options(statement):
     """What follows `--` is the statement, even if it looks like an option."""
-    assert OPTIONS.parse(f"-q -- {statement}").statement == statement
-    assert OPTIONS.parse(f"-- {statement}").quiet is False
+    assert GPUMEM.options.parse(f"-q -- {statement}").statement == statement
+    assert GPUMEM.options.parse(f"-- {statement}").quiet is False
 
 
 def test_a_leading_minus_is_an_option_unless_it_follows_two_dashes():
     """`-1` alone is refused rather than guessed at."""
     with pytest.raises(UsageError, match="unrecognized arguments: -1"):
-        OPTIONS.parse("-1 + x")
+        GPUMEM.options.parse("-1 + x")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_line_is_read_or_refused_in_one_line(text):
     """No line raises anything but a usage error, and what is read ends in the user's own characters."""
     try:
-        options, refusal = OPTIONS.parse(text), "%gpumem: "
+        options, refusal = GPUMEM.options.parse(text), "%gpumem: "
     except UsageError as error:
         options, refusal = None, str(error)
     assert refusal.startswith("%gpumem: ")
@@ -70,17 +70,17 @@ def test_any_line_is_read_or_refused_in_one_line(text):
 def test_any_statement_after_a_word_is_kept(text):
     """Behind the first word of a statement nothing is interpreted."""
     statement = f"x {text}".strip()
-    assert OPTIONS.parse(f"-q {statement}").statement == statement
+    assert GPUMEM.options.parse(f"-q {statement}").statement == statement
 
 
 def test_the_options_of_a_line():
     """Each option arrives under its name, with its defaults."""
-    empty = OPTIONS.parse("")
+    empty = GPUMEM.options.parse("")
     assert vars(empty) == {
         "device": None, "quiet": False, "output": False, "variable": None, "repeat": None, "help": False,
         "statement": "",
     }  # fmt: skip
-    full = OPTIONS.parse("-d 0 --device cuda:1 -q -o -v cost -r 3 f()")
+    full = GPUMEM.options.parse("-d 0 --device cuda:1 -q -o -v cost -r 3 f()")
     assert (full.device, full.quiet, full.output, full.variable, full.repeat) == (
         ["0", "cuda:1"],
         True,
@@ -94,21 +94,21 @@ def test_the_options_of_a_line():
 @pytest.mark.parametrize("line", ["-r3 -qo f()", "--repeat=3 -q -o f()", "-r 3 -oq f()", "-qor3 f()"])
 def test_options_may_be_joined(line):
     """Short options join as in any command, and long ones take `=`."""
-    options = OPTIONS.parse(line)
+    options = GPUMEM.options.parse(line)
     assert (options.repeat, options.quiet, options.output, options.statement) == (3, True, True, "f()")
 
 
 def test_a_joined_option_finds_its_value():
     """The value may follow a group of short options, and is not taken for the statement."""
-    options = OPTIONS.parse("-qr 3 f()")
+    options = GPUMEM.options.parse("-qr 3 f()")
     assert (options.quiet, options.repeat, options.statement) == (True, 3, "f()")
 
 
 def test_equal_lines_share_one_reading():
     """A cell that runs often is parsed once; the shared object has lists of its own line only."""
-    assert OPTIONS.parse("-d 0 x") is OPTIONS.parse("-d 0 x")
-    assert OPTIONS.parse("-d 1 x").device == ["1"]
-    assert OPTIONS.parse("x").device is None
+    assert GPUMEM.options.parse("-d 0 x") is GPUMEM.options.parse("-d 0 x")
+    assert GPUMEM.options.parse("-d 1 x").device == ["1"]
+    assert GPUMEM.options.parse("x").device is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_equal_lines_share_one_reading():
 def test_what_is_not_understood_is_refused_in_one_line(line, reason):
     """The refusal names the option and the value, and points to the help."""
     with pytest.raises(UsageError) as refusal:
-        OPTIONS.parse(line)
+        GPUMEM.options.parse(line)
     message = str(refusal.value)
     assert message.startswith(f"%gpumem: {reason}")
     assert message.endswith("; %gpumem --help lists what there is")
@@ -140,14 +140,14 @@ def test_what_is_not_understood_is_refused_in_one_line(line, reason):
 
 def test_help_wins_over_everything_before_the_statement():
     """`--help` is answered even beside an option that would be refused."""
-    assert OPTIONS.parse("-r x --help").help is True
-    assert OPTIONS.parse("--help").help is True
-    assert OPTIONS.parse("f(x) --help").help is False
+    assert GPUMEM.options.parse("-r x --help").help is True
+    assert GPUMEM.options.parse("--help").help is True
+    assert GPUMEM.options.parse("f(x) --help").help is False
 
 
 def test_the_help_names_every_option_and_example():
     """The text comes from the parser, with single percent signs as they are typed."""
-    text = OPTIONS.format_help()
+    text = GPUMEM.options.format_help()
     assert text.startswith("usage: %gpumem\n       %gpumem [options] STATEMENT\n       %%gpumem [options]\n")
     for flag in (
         "-d N, --device N",
@@ -164,10 +164,10 @@ def test_the_help_names_every_option_and_example():
 
 def test_the_options_of_auto():
     """State, threshold and devices; no statement."""
-    options = AUTO_OPTIONS.parse("on --min 1.5MiB -d 0")
+    options = GPUMEM_AUTO.options.parse("on --min 1.5MiB -d 0")
     assert (options.state, options.min, options.device, options.statement) == ("on", 3 * MiB // 2, ["0"], "")
-    assert AUTO_OPTIONS.parse("").state is None
-    assert AUTO_OPTIONS.parse("on").min == 0
+    assert GPUMEM_AUTO.options.parse("").state is None
+    assert GPUMEM_AUTO.options.parse("on").min == 0
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_the_options_of_auto():
 def test_bad_options_of_auto(line, reason):
     """Each is refused in one line that names what was wrong."""
     with pytest.raises(UsageError) as refusal:
-        AUTO_OPTIONS.parse(line)
+        GPUMEM_AUTO.options.parse(line)
     assert str(refusal.value).startswith(f"%gpumem_auto: {reason}")
     assert "\n" not in str(refusal.value)
 
@@ -229,12 +229,12 @@ def test_completion(options, line, word, offered):
 
 def test_completion_of_choices():
     """An argument with fixed values offers them."""
-    assert AUTO_OPTIONS.complete("o", "o") == ["on", "off"]
-    assert AUTO_OPTIONS.complete("", "") == ["on", "off"]
-    assert AUTO_OPTIONS.complete("of", "of") == ["off"]
+    assert GPUMEM_AUTO.options.complete("o", "o") == ["on", "off"]
+    assert GPUMEM_AUTO.options.complete("", "") == ["on", "off"]
+    assert GPUMEM_AUTO.options.complete("of", "of") == ["off"]
 
 
 def test_completion_of_devices(fake):
     """Devices in use are offered by index and by label."""
-    assert OPTIONS.complete("-d ", "") == ["0", "fake:0"]
-    assert AUTO_OPTIONS.complete("on --device f", "f") == ["fake:0"]
+    assert GPUMEM.options.complete("-d ", "") == ["0", "fake:0"]
+    assert GPUMEM_AUTO.options.complete("on --device f", "f") == ["fake:0"]

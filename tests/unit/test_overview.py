@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import jupyter_gpumem as gm
-from jupyter_gpumem import devices
+from jupyter_gpumem import devices, overview
+from jupyter_gpumem.devices import naming
 from jupyter_gpumem.devices.fake import FakeBackend
+from jupyter_gpumem.errors import DeviceNotFoundError
 from jupyter_gpumem.overview import status
 from jupyter_gpumem.records import Device, DriverMemory
 from jupyter_gpumem.units import GiB, MiB
@@ -104,18 +106,26 @@ def test_the_cap_is_in_the_status(detailed):
     assert status().devices[0].limit == 4 * GiB
 
 
-def test_devices_can_be_picked():
-    """A filter shows the named devices, and says if they are not in use while others are."""
-    pair = FakeBackend("pair", devices=2)
+def test_devices_can_be_picked(monkeypatch):
+    """A filter shows the named devices, says if they are not in use while others are, and refuses unknown ones."""
+    pair, late = FakeBackend("pair", devices=2), FakeBackend("late", devices=2, started=False)
+    monkeypatch.setattr(naming, "explain_absence", lambda: None)
     devices.add_backend(pair)
+    devices.add_backend(late)
     try:
         assert [one.device.label for one in status().devices] == ["pair:0", "pair:1"]
-        assert [one.device.label for one in status(frozenset({"pair:1"})).devices] == ["pair:1"]
-        found = status(frozenset({"pair:5", "pair:6"}))
+        assert [one.device.label for one in status("pair:1").devices] == ["pair:1"]
+        assert [one.device.label for one in status([1]).devices] == ["pair:1"]
+        found = status(["late:0", "late:1"])
         assert found.devices == ()
-        assert found.missing == "pair:5, pair:6 were not used yet in this process"
+        assert found.missing == "late:0, late:1 were not used yet in this process"
+        with pytest.raises(
+            DeviceNotFoundError, match=r"^no such device: pair:5; visible to this process: pair:0 to pa"
+        ):
+            status("pair:5")
     finally:
         devices.remove_backend(pair)
+        devices.remove_backend(late)
 
 
 CARD = (Device("GPU", 0, "NVIDIA H200", 140 * GiB, "GPU-1"), DriverMemory(140 * GiB, 20 * GiB, 120 * GiB, None, "nvml"))
@@ -123,19 +133,20 @@ CARD = (Device("GPU", 0, "NVIDIA H200", 140 * GiB, "GPU-1"), DriverMemory(140 * 
 
 def test_a_process_without_cuda_sees_the_machines_cards(monkeypatch):
     """Before the first use the driver's list is shown, and why there is nothing more."""
-    monkeypatch.setattr(devices, "uninitialised_cards", lambda: (CARD,))
-    monkeypatch.setattr(devices, "explain_absence", lambda: None)
+    monkeypatch.setattr(overview, "uninitialised_cards", lambda: (CARD,))
+    monkeypatch.setattr(overview, "explain_absence", lambda: None)
     found = status()
     (one,) = found.devices
     assert (one.device, one.driver, one.counters, one.fragmentation) == (*CARD, None, None)
     assert found.missing == "this process has not used a GPU yet"
-    assert status(frozenset({"cuda:0"})).devices == ()
+    monkeypatch.setattr(naming, "explain_absence", lambda: None)
+    assert status("cuda:0").devices == ()
 
 
 def test_a_machine_without_gpu_says_why(monkeypatch):
     """Nothing to show is explained in one sentence, and nothing raises."""
-    monkeypatch.setattr(devices, "uninitialised_cards", tuple)
-    monkeypatch.setattr(devices, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
+    monkeypatch.setattr(overview, "uninitialised_cards", tuple)
+    monkeypatch.setattr(overview, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
     found = status()
     assert (found.devices, found.settings) == ((), {})
     assert str(found) == "This PyTorch (2.99) is built without GPU support."

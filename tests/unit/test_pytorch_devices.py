@@ -104,7 +104,7 @@ def use(monkeypatch):
 @pytest.fixture
 def only(monkeypatch):
     """Return a function that makes the given back ends the only ones."""
-    return lambda *backends: monkeypatch.setattr(devices, "_backends", list(backends))
+    return lambda *backends: monkeypatch.setattr(devices.registry, "_backends", list(backends))
 
 
 def test_before_initialisation_nothing_is_asked(use):

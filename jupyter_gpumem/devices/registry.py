@@ -1,0 +1,58 @@
+"""Which back ends this process has, and the driver beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import pytorch
+from .nvml import NvmlDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpumem.records import Device, DriverMemory
+
+    from .base import Backend, Driver
+
+_driver: Driver = NvmlDriver()
+_backends: list[Backend] = [
+    pytorch.CachingAllocator("cuda"),
+    pytorch.CachingAllocator("xpu"),
+    pytorch.MpsAllocator(),
+]
+
+
+def backends() -> tuple[Backend, ...]:
+    """Return every back end; asking one that does not exist on this machine is cheap and answers nothing."""
+    return tuple(_backends)
+
+
+def add_backend(backend: Backend) -> None:
+    """Add a family of devices, such as a scripted one, to everything that measures and shows."""
+    _backends.append(backend)
+
+
+def remove_backend(backend: Backend) -> None:
+    """Take a family of devices away again."""
+    _backends.remove(backend)
+
+
+def ready_devices() -> Iterator[tuple[Backend, int]]:
+    """Yield every device this process already uses, in PyTorch's order."""
+    for backend in _backends:
+        for index in backend.ready():
+            yield backend, index
+
+
+def driver_memory(backend: Backend, index: int) -> DriverMemory | None:
+    """Return the driver's view of a ready device; the device's own run-time library where the driver cannot say."""
+    if backend.kind == "cuda":
+        known = _driver.memory(backend.device(index))
+        if known is not None:
+            return known
+    return backend.memory(index)
+
+
+def uninitialised_cards() -> tuple[tuple[Device, DriverMemory], ...]:
+    """Return the machine's cards as the driver numbers them, for a process that has initialised none."""
+    return _driver.cards()

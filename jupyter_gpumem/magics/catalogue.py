@@ -1,0 +1,84 @@
+"""Every magic on one page: its options, its help, and where its work is done.
+
+What does the work is imported when a magic is first used, so that `%load_ext` takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .options import Options, positive, size, variable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Magic:
+    """A magic: its options, and what it does as a line and, if it can be one, as a cell.
+
+    `line` and `cell` are named as `module:function` of this package. The line's function gets the session, the options
+    and the caller's local names; the cell's gets the session, the options and the body.
+    """
+
+    options: Options
+    line: str
+    cell: str | None = None
+
+
+def _device_names() -> Iterable[str]:
+    from jupyter_gpumem import devices
+
+    ready = list(devices.ready_devices())
+    return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
+
+
+GPUMEM = Magic(
+    Options(
+        "gpumem",
+        "Measure what code does to GPU memory: its exact peak, what it leaves behind, what it only needed meanwhile.\n"
+        "Without a statement: what every device holds now, in layers that add up to the card.\n\n"
+        "The code runs as it would without this magic, and torch.cuda.max_memory_allocated() and its relatives keep\n"
+        "saying what they would have said.",
+        usage=("%gpumem", "%gpumem [options] STATEMENT", "%%gpumem [options]"),
+        statement=True,
+        examples="examples:\n"
+        "  %gpumem                        the status of all devices\n"
+        "  %gpumem y = model(x)           one statement\n"
+        "  r = %gpumem -o model(x)        keep the result: r[0].peak_allocated, r.to_dict()\n"
+        "  %%gpumem -v cost               the cell; the result goes to the variable `cost`\n"
+        "  %%gpumem -r 3                  the cell three times: first-use costs against the steady state",
+    )
+    .option(
+        "-d",
+        "--device",
+        action="append",
+        metavar="N",
+        complete=_device_names,
+        help="measure this device (0 or cuda:0); repeatable; default: all, shown when they changed",
+    )
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run")
+    .finish(),
+    "gpumem:line",
+    "gpumem:cell",
+)
+
+GPUMEM_AUTO = Magic(
+    Options(
+        "gpumem_auto",
+        "Measure every cell and show one line below each. Without an argument: say whether that is on.",
+        usage=("%gpumem_auto [on|off] [options]",),
+        examples="examples:\n  %gpumem_auto on\n  %gpumem_auto on --min 1MiB     no line for cells that moved less",
+    )
+    .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
+    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="measure this device only")
+    .option("--min", type=size, default=0, metavar="SIZE", help="show no line for cells that moved less than this")
+    .finish(),
+    "gpumem:auto",
+)
+
+MAGICS = (GPUMEM, GPUMEM_AUTO)
