@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from datetime import datetime, timezone
@@ -18,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 
 from jupyter_client.manager import start_new_kernel
+
+import jupyter_gpumem
 
 DRIVER = Path(__file__).with_name("overhead_kernel.py")
 TOOLS = ("jupyter_gpumem", "torch", "ipython", "ipykernel", "ipyexperiments", "pytorch_memlab", "memory_profiler")
@@ -30,6 +33,7 @@ def main() -> None:
     parser.add_argument("--heavy-rounds", type=int, default=9, help="runs of the allocating cell for each variant")
     options = parser.parse_args()
 
+    load_ms = statistics.median(load_time() for _ in range(5))
     manager, client = start_new_kernel()
     try:
         run(client, DRIVER.read_text())
@@ -46,6 +50,7 @@ def main() -> None:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", *sys.argv]),
         "versions": {name: version(name) for name in TOOLS} | {"python": sys.version.split()[0]},
+        "load_ext_ms": round(load_ms, 2),
         **results,
     }
     print(table(results))
@@ -53,7 +58,27 @@ def main() -> None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def load_time() -> float:
+    """Return the milliseconds of `%load_ext` in a new kernel, and make sure that it imports nothing heavy."""
+    manager, client = start_new_kernel()
+    code = """
+import sys, time
+began = time.perf_counter()
+get_ipython().run_line_magic("load_ext", "jupyter_gpumem")
+took = 1e3 * (time.perf_counter() - began)
+assert not {"torch", "matplotlib", "ipywidgets", "anywidget"} & set(sys.modules)
+print(took)
+"""
+    try:
+        return float(run(client, code))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
 def version(name: str) -> str | None:
+    if name == "jupyter_gpumem":
+        return jupyter_gpumem.__version__
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -86,6 +111,7 @@ def table(results: dict) -> str:
             f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms"
             + (f"{100 * (slower - 1):+20.2f} %" if slower else "")
         )
+    lines.append(f"%load_ext: {results['load_ext_ms']} ms")
     lines.append(f"cheapest peer that measures a cell / %%gpumem: {results['cheapest_peer_over_gpumem']}")
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import random
 import statistics
 import time
 
@@ -92,7 +93,8 @@ def measure(rounds: int, heavy_rounds: int) -> None:
     failed: dict = {}
     for times, column, total in ((empty, 1, rounds), (heavy, 2, heavy_rounds)):
         for number in range(total + 2):  # two rounds to warm up
-            for name, variant in VARIANTS.items():
+            # In a new order each time, so that no variant always follows the same other one.
+            for name, variant in random.Random(number).sample(list(VARIANTS.items()), len(VARIANTS)):
                 # Peers take up to a minute a cell: few rounds say enough, and warming up helps them little.
                 if name in failed or (name in PEERS and number not in range(2, 2 + max(1, total // 10))):
                     continue

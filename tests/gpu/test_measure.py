@@ -219,7 +219,7 @@ def test_the_users_counters_are_as_without_us(results):
         "equal": seen[0] == seen[1],
     }
     assert seen[0] == seen[1]
-    assert len(seen[0]) == 20
+    assert len(seen[0]) == 19
 
 
 def test_import_and_reset_inside_the_first_cell(fresh, results):
