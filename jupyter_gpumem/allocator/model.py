@@ -1,0 +1,440 @@
+"""The model of PyTorch's CUDA caching allocator: the same blocks for the same requests, to the last tie-break.
+
+    allocator = Allocator(AllocatorSettings.parse("max_split_size_mb:128"), total_memory=24 * GiB)
+    address = allocator.malloc(100 * MiB)
+    allocator.free(address)
+    allocator.stats()["reserved_bytes"]["all"]["peak"]
+
+It knows nothing of time: work on other streams that still uses a freed block ends when `complete` says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.errors import InvalidValueError
+
+from . import sizes
+from .blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, DEFAULT_POOL, FREE, PENDING, UNMAPPED, Block
+from .counters import Level, named_level, nested
+from .driver import TopDownDriver
+from .heap import Heap
+from .oom import ModelOutOfMemoryError, out_of_memory
+from .settings import AllocatorSettings
+from .snapshot import segments
+
+if TYPE_CHECKING:
+    from .blocks import Pool, PoolId, Shelf
+    from .driver import Driver
+    from .sizes import Plan
+
+_PLANS_KEPT = 1 << 16
+
+
+class Allocator(Heap):
+    """One device's caching allocator.
+
+    Args:
+        settings: PyTorch's settings; by default its defaults.
+        total_memory: bytes of the device; `None` when there is no end to it.
+        limit: bytes that may be reserved, or `None` for what the settings' memory fraction leaves.
+        driver: what segments come from; by default `TopDownDriver(total_memory)`.
+        device: PyTorch's index, for messages and snapshots.
+        finish_events: whether all other streams are taken to have finished at the next request; otherwise only
+            `complete` tells that one has.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        *,
+        total_memory: int | None = None,
+        limit: int | None = None,
+        driver: Driver | None = None,
+        device: int = 0,
+        finish_events: bool = False,
+    ) -> None:
+        super().__init__(driver if driver is not None else TopDownDriver(total_memory), total_memory)
+        self.device = device
+        self.finish_events = finish_events
+        self.retries = self.ooms = self.rejections = self.syncs = 0
+        self.oversize_allocations = Level()
+        self._pending: dict[int, Block] = {}
+        self._plans: dict[int, Plan] = {}
+        self.set_settings(settings or AllocatorSettings())
+        self._first_max_split = self.settings.max_split_size
+        fraction = self.settings.per_process_memory_fraction
+        if limit is None and fraction < 1 and total_memory is not None:
+            limit = int(fraction * total_memory)
+        self.set_limit(limit)
+
+    # Settings
+
+    def set_settings(self, settings: AllocatorSettings | str) -> None:
+        """Change the settings of the running allocator; a string has the effect of PyTorch's run-time call.
+
+        Raises:
+            InvalidValueError: the string is not understood.
+        """
+        self.settings = self.settings.then(settings) if isinstance(settings, str) else settings
+        self._plans.clear()
+        split = self.settings.max_split_size
+        self.max_split_size = split if split is not None else 1 << 100
+        self.large_segment_size = self.settings.large_segment_size
+        self._expand = self.settings.expandable_segments
+        self._collects = self.settings.garbage_collection_threshold > 0 and getattr(self, "limit", None) is not None
+
+    def set_limit(self, limit: int | None) -> None:
+        """Cap the reserved bytes from now on; `None` takes the cap away."""
+        self.limit = limit
+        self._collects = self.settings.garbage_collection_threshold > 0 and limit is not None
+
+    def _plan(self, size: int) -> Plan:
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        plan = self._plans[size] = sizes.plan(size, self.settings, self.default)
+        return plan
+
+    # What PyTorch calls
+
+    def malloc(self, size: int, stream: int = 0, pool: PoolId | None = None) -> int:
+        """Return the address of a new allocation; 0 for no bytes.
+
+        Args:
+            size: bytes.
+            stream: handle of the stream it is made on.
+            pool: id of a private pool, or `None` for the default one.
+
+        Raises:
+            ModelOutOfMemoryError: nothing helped; the text is what PyTorch would say.
+            InvalidValueError: the size is negative.
+        """
+        plan = self._plans.get(size)
+        if plan is None:
+            if size <= 0:
+                if size:
+                    raise InvalidValueError(f"a size of {size} bytes cannot be allocated; sizes are 0 or more")
+                return 0
+            plan = self._plan(size)
+        rounded, floor, ceiling, keep, half, tally = plan
+        if pool is not None and pool != DEFAULT_POOL:
+            group = self.group(pool)
+            half = group.small if half.small else group.large
+            if group.no_split:
+                keep = sizes.NEVER
+        if self._pending and self.finish_events:
+            self.complete_all()
+        try:
+            shelf = half.shelves[stream]
+        except KeyError:
+            shelf = half.shelf(stream)
+        keys = shelf.keys
+        if self._collects:
+            half.searches += 1
+        index = bisect_left(keys, floor)
+        if shelf.grows:
+            index = self._pass_growing(keys, index)
+        if index < len(keys) and (key := keys[index]) < ceiling:
+            block = self.blocks[key & ADDRESS_MASK]
+            del keys[index]
+        else:
+            block = self._get_more(shelf, plan)
+            shelf = block.shelf
+        held = block.size
+        total = self.total
+        rest = held - rounded
+        if rest >= keep:
+            spare = self._spare
+            tail = spare.pop() if spare else Block()
+            address = block.address + rounded
+            after = block.next
+            tail.address, tail.size, tail.requested, tail.state = address, rest, block.requested, FREE
+            tail.prev, tail.next, tail.shelf, tail.segment = block, after, shelf, block.segment
+            tail.age_base = half.searches
+            if after is not None:
+                after.prev = tail
+            block.next = tail
+            block.size = held = rounded
+            self.blocks[address] = tail
+            insort(shelf.keys, rest << ADDRESS_BITS | address)
+            if block.segment is None:
+                if after is None and block.prev is None:
+                    self.count_split(tally, 1, rest)
+                else:
+                    tally.split_size -= rounded
+                    total.split_size -= rounded
+        elif block.segment is None and (block.next is not None or block.prev is not None):
+            self.count_split(tally, -1, -held)
+        block.requested = size
+        block.state = ALLOCATED
+        tally.count_gained += 1
+        tally.size_gained += held
+        tally.asked_gained += size
+        tally.count += 1
+        tally.size += held
+        tally.asked += size
+        if tally.count > tally.count_peak:
+            tally.count_peak = tally.count
+        if tally.size > tally.size_peak:
+            tally.size_peak = tally.size
+        if tally.asked > tally.asked_peak:
+            tally.asked_peak = tally.asked
+        total.count += 1
+        total.size += held
+        total.asked += size
+        if total.count > total.count_peak:
+            total.count_peak = total.count
+        if total.size > total.size_peak:
+            total.size_peak = total.size
+        if total.asked > total.asked_peak:
+            total.asked_peak = total.asked
+        if self._pending:
+            tally.note_active()
+            total.note_active()
+        if held >= self.max_split_size:
+            self.oversize_allocations.change(1)
+        return block.address
+
+    def free(self, address: int) -> None:
+        """Free an allocation; one that another stream uses stays pending until `complete`. Address 0 is ignored.
+
+        Raises:
+            InvalidValueError: nothing is allocated there.
+        """
+        block = self.blocks.get(address)
+        if block is None or block.state != ALLOCATED:
+            if address:
+                raise InvalidValueError(f"nothing is allocated at {address:#x}; it may have been freed before")
+            return
+        if block.streams:
+            self.defer(address)
+            return
+        tally, total, size, asked = block.shelf.tally, self.total, block.size, block.requested
+        tally.count -= 1
+        tally.size -= size
+        tally.asked -= asked
+        total.count -= 1
+        total.size -= size
+        total.asked -= asked
+        if size >= self.max_split_size:
+            self.oversize_allocations.change(-1)
+        self.settle(block)
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Note that another stream uses an allocation: when it is freed it stays pending until `complete`.
+
+        Raises:
+            InvalidValueError: nothing is allocated there.
+        """
+        block = self._allocated(address)
+        if stream != block.shelf.stream:
+            block.streams = (block.streams or set()) | {stream}
+
+    def defer(self, address: int) -> None:
+        """Free an allocation, but let it stay pending until `complete`, whether or not a stream was recorded.
+
+        Raises:
+            InvalidValueError: nothing is allocated there.
+        """
+        block = self._allocated(address)
+        for tally in (block.shelf.tally, self.total):
+            tally.defer(block.size, block.requested)
+        if block.size >= self.max_split_size:
+            self.oversize_allocations.change(-1)
+        block.state = PENDING
+        block.streams = None
+        self._pending[address] = block
+
+    def complete(self, address: int) -> bool:
+        """Let a pending block become free: the other streams have finished. False when it is not pending (any more)."""
+        block = self._pending.pop(address, None)
+        if block is None:
+            return False
+        for tally in (block.shelf.tally, self.total):
+            tally.settle(block.size, block.requested)
+        self.settle(block)
+        return True
+
+    def complete_all(self) -> None:
+        """Let every pending block become free."""
+        for address in list(self._pending):
+            self.complete(address)
+
+    def empty_cache(self) -> None:
+        """Wait for the other streams, then give every segment without live blocks back to the driver."""
+        self.syncs += 1
+        self.complete_all()
+        self.release_pool(self.default.large)
+        self.release_pool(self.default.small)
+        for group in self.groups.values():
+            if not group.in_use:
+                self.release_pool(group.small)
+                self.release_pool(group.large)
+
+    def set_pool(
+        self, pool: PoolId, *, in_use: bool = True, no_split: bool = False, use_on_oom: bool = False
+    ) -> None:
+        """Say how a private pool behaves; one that is not in use any more gives its memory back when the cache does."""
+        group = self.group(pool)
+        group.in_use, group.no_split, group.use_on_oom = in_use, no_split, use_on_oom
+
+    # What is there
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters in the format of `torch._C._cuda_memoryStats`."""
+        split = self._first_max_split
+        return nested(self.total, self.small, self.large) | {
+            "oversize_allocations": named_level(self.oversize_allocations),
+            "oversize_segments": named_level(self.oversize_segments),
+            "num_alloc_retries": self.retries,
+            "num_ooms": self.ooms,
+            "num_oom_rejections": self.rejections,
+            "num_sync_all_streams": self.syncs,
+            "num_device_alloc": self.device_allocations,
+            "num_device_free": self.device_frees,
+            "max_split_size": -1 if split is None else split,
+        }
+
+    def reset_peaks(self) -> None:
+        """Let every peak be what is there now."""
+        for tally in (self.total, self.small, self.large):
+            tally.reset_peaks()
+        self.oversize_allocations.reset_peak()
+        self.oversize_segments.reset_peak()
+
+    def reset_totals(self) -> None:
+        """Forget what was ever gained and lost, and how often memory was short."""
+        for tally in (self.total, self.small, self.large):
+            tally.reset_totals()
+        self.oversize_allocations.reset_totals()
+        self.oversize_segments.reset_totals()
+        self.retries = self.ooms = self.rejections = self.syncs = self.device_allocations = self.device_frees = 0
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the segments with their blocks in the format of `torch.cuda.memory_snapshot()`."""
+        return segments(self, self.device)
+
+    def _allocated(self, address: int) -> Block:
+        block = self.blocks.get(address)
+        if block is None or block.state != ALLOCATED:
+            raise InvalidValueError(f"nothing is allocated at {address:#x}; it may have been freed before")
+        return block
+
+    # Finding memory
+
+    def _pass_growing(self, keys: list[int], index: int) -> int:
+        """Return where the best fit is, on a shelf that also has blocks of expandable segments."""
+        blocks, end = self.blocks, len(keys)
+        if index == end:
+            return index
+        block = blocks[keys[index] & ADDRESS_MASK]
+        if not self._expand:
+            # Switched off since: such blocks are left alone.
+            while block.segment is not None:
+                index += 1
+                if index == end:
+                    break
+                block = blocks[keys[index] & ADDRESS_MASK]
+            return index
+        # The fit is judged by what a block could grow to.
+        while block.segment is not None and index + 1 < end:
+            following = blocks[keys[index + 1] & ADDRESS_MASK]
+            if _can_grow_to(following) >= _can_grow_to(block):
+                break
+            block = following
+            index += 1
+        return index
+
+    def _get_more(self, shelf: Shelf, plan: Plan) -> Block:
+        """Return a block, on no shelf, when no free one fits: everything PyTorch does before it gives up."""
+        rounded = plan[0]
+        segment = sizes.segment_size(rounded, self.large_segment_size)
+        if self.settings.throw_on_cudamalloc_oom and self._over_limit(segment):
+            self.rejections += 1
+            raise out_of_memory(self, segment)
+        if self._collects:
+            self._collect_garbage()
+        block = self._new_memory(shelf, rounded, segment) or self._borrow(shelf, plan)
+        if block is None and self._release_oversize(shelf, rounded):
+            block = self._new_memory(shelf, rounded, segment)
+        if block is None:
+            self.empty_cache()
+            self.retries += 1
+            block = self._new_memory(shelf, rounded, segment)
+        if block is None:
+            self.ooms += 1
+            raise out_of_memory(self, segment)
+        return block
+
+    def _over_limit(self, segment: int) -> bool:
+        return self.limit is not None and self.reserved + segment > self.limit
+
+    def _new_memory(self, shelf: Shelf, rounded: int, segment: int) -> Block | None:
+        if self._over_limit(segment):
+            return None
+        if self._expand:
+            return self.grow(shelf, rounded)
+        return self.add_segment(shelf, segment)
+
+    def _borrow(self, shelf: Shelf, plan: Plan) -> Block | None:
+        """Take a free block of a private pool that was offered as a last resort."""
+        if shelf.pool.group is not self.default:
+            return None
+        for group in self.groups.values():
+            if group.use_on_oom:
+                other = (group.small if shelf.pool.small else group.large).shelf(shelf.stream)
+                index = bisect_left(other.keys, plan[1])
+                if index < len(other.keys) and other.keys[index] < plan[2]:
+                    return self.blocks[other.keys.pop(index) & ADDRESS_MASK]
+        return None
+
+    def _release_oversize(self, shelf: Shelf, rounded: int) -> bool:
+        """Give back the smallest oversize block that is large enough, or several; false when that is not enough."""
+        if self.settings.max_split_size is None:
+            return False
+        wanted = max(rounded, self.max_split_size)
+        index = bisect_left(shelf.keys, wanted << ADDRESS_BITS)
+        if index < len(shelf.keys):
+            block = self.blocks[shelf.keys[index] & ADDRESS_MASK]
+            if block.segment is None:
+                self.release(block)
+                return True
+        released = 0
+        for key in shelf.keys[:index][::-1]:
+            block = self.blocks[key & ADDRESS_MASK]
+            if released >= wanted or block.size < self.max_split_size:
+                break
+            if block.segment is None:
+                released += block.size
+                self.release(block)
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Give back free segments that have gone unused the longest, down to the threshold."""
+        assert self.limit is not None  # noqa: S101 - without a cap nothing is collected
+        target = self.reserved - int(self.settings.garbage_collection_threshold * self.limit)
+        pool = self.default.large
+        idle = [block for block in self.free_blocks(pool) if not block.is_split] if target > 0 else []
+        total_age, count, freed_any = sum(_age(block, pool) for block in idle), len(idle), True
+        while target > 0 and freed_any and count:
+            threshold, freed_any = total_age / count, False
+            for block in list(idle):
+                age = _age(block, pool)
+                if block.segment is None and age >= threshold:
+                    idle.remove(block)
+                    total_age, count, freed_any = total_age - age, count - 1, True
+                    target -= block.size
+                    self.release(block)
+
+
+def _age(block: Block, pool: Pool) -> int:
+    return pool.searches - block.age_base
+
+
+def _can_grow_to(block: Block) -> int:
+    after = block.next
+    return block.size + after.size if after is not None and after.state == UNMAPPED else block.size
+
+
+__all__ = ["Allocator", "ModelOutOfMemoryError"]
