@@ -292,8 +292,7 @@ class Heap:
         """Give back the pages that lie completely inside a free block of an expandable segment."""
         shelf, segment = block.shelf, block.segment
         assert segment is not None  # noqa: S101 - the caller has looked
-        start = -(-(block.address - segment.address) // segment.page) * segment.page + segment.address
-        end = (block.address + block.size - segment.address) // segment.page * segment.page + segment.address
+        start, end = whole_pages(block, segment)
         if end <= start:
             return
         self.driver.unmap(start, end - start)
@@ -320,3 +319,9 @@ class Heap:
             del self.blocks[block.address]
             self.expandable.remove(segment)
             self.driver.unreserve(segment.address, segment.size)
+
+
+def whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
+    """Return from where to where the pages reach that lie completely inside a block; the end may be before the start."""
+    base, page = segment.address, segment.page
+    return base - (base - block.address) // page * page, base + (block.address + block.size - base) // page * page
