@@ -10,11 +10,13 @@ from jupyter_gpumem.records import Record
 from .driver import TopDownDriver
 from .model import Allocator
 from .replay import Player, Replay
+from .start import adopt
 from .trace import ALLOC, EMPTY, FAIL, FREE, MAP, UNMAP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .start import Held
     from .trace import Circumstances, Trace
 
 
@@ -120,8 +122,15 @@ class RecordedDriver(TopDownDriver):
             self.mismatches += 1
 
 
-def check(trace: Trace, circumstances: Circumstances) -> tuple[Check, Replay, Allocator]:
+def check(
+    trace: Trace, circumstances: Circumstances, held: Sequence[Held] = ()
+) -> tuple[Check, Replay, Allocator]:
     """Replay a trace under the recorded settings, with the recorded addresses of segments fed back.
+
+    Args:
+        trace: the operations.
+        circumstances: what was in force.
+        held: what the allocator held at the start.
 
     Returns:
         The comparison, what the replay came to, and the model as it was at the end.
@@ -131,7 +140,10 @@ def check(trace: Trace, circumstances: Circumstances) -> tuple[Check, Replay, Al
         circumstances.settings, total_memory=circumstances.total_memory, limit=circumstances.limit, driver=driver
     )
     player = Player(trace, allocator)
-    player.start()
+    if held and adopt(allocator, held, trace):
+        player.addresses = [block[0] for block in trace.start]
+    else:
+        player.start()
     worst = _Worst(trace.reserved, allocator)
     special = {at: (kind, number) for at, kind, number in trace.special}
     windows: dict[int, list[tuple[int, int, int]]] = {}

@@ -320,6 +320,43 @@ class Heap:
             self.expandable.remove(segment)
             self.driver.unreserve(segment.address, segment.size)
 
+    # A state that is known from elsewhere
+
+    def place_segment(self, shelf: Shelf, address: int, size: int) -> None:
+        """Add a segment that the driver has handed out before, as one free block."""
+        self.segments[address] = size
+        self._count_segment(shelf, 1, size)
+        self.put(self.new_block(shelf, address, size, None))
+
+    def place_range(self, shelf: Shelf, segment: ExpandableSegment) -> None:
+        """Add an expandable segment that exists already, all of it unmapped."""
+        self.expandable.append(segment)
+        block = self.new_block(shelf, segment.address, segment.size, segment)
+        block.state = UNMAPPED
+        insort(shelf.unmapped, block.address)
+        shelf.grows = True
+
+    def place_mapped(self, block: Block, address: int, size: int) -> None:
+        """Make a part of an unmapped block a free one, without asking the driver."""
+        shelf = block.shelf
+        if address > block.address:
+            block = self.cut(block, address - block.address)
+        else:
+            shelf.unmapped.remove(address)
+        if size < block.size:
+            rest = self.cut(block, size)
+            rest.state = UNMAPPED
+            insort(shelf.unmapped, rest.address)
+        self.put(block)
+        self.count_reserved(shelf, size)
+
+    def count_live(self, block: Block) -> None:
+        """Count a block that is allocated already."""
+        for tally in (block.shelf.tally, self.total):
+            tally.count += 1
+            tally.size += block.size
+            tally.asked += block.requested
+
 
 def whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
     """Return from where to where the pages reach that lie completely inside a block; the end may be before the start."""

@@ -52,6 +52,8 @@ class Trace:
         events: the index in the recorded trace of each allocation; -1 for those of `start`.
         failures: the index in the recorded trace of each FAIL.
         segments: `(position, kind, address, size)` of what was done with the driver during `ops[position]`.
+        streams: the stream of each of `segments`.
+        alive: addresses of what was allocated in the trace and still is at its end.
         reserved: bytes held from the driver at the start.
         total: how many recorded events this was made from.
         notes: what makes the trace less than certain, one sentence each.
@@ -66,6 +68,8 @@ class Trace:
     failures: list[int] = field(default_factory=list)
     segments: list[tuple[int, int, int, int]] = field(default_factory=list)
     pools: list[PoolId] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    alive: set[int] = field(default_factory=set)
     reserved: int = 0
     total: int = 0
     notes: list[str] = field(default_factory=list)
@@ -148,7 +152,7 @@ class _Compiler:
                 size, address = event["size"], event["addr"]
                 if not 0 <= size < LARGEST:
                     raise RecordingError(f"event {index} allocates {size} bytes: not possible, the file is damaged")
-                request = (size, event["stream"], self._pool(event, address))
+                request = (size, event.get("stream", 0), self._pool(event, address))
                 number = requests.get(request)
                 if number is None:
                     number = requests[request] = len(requests)
@@ -186,6 +190,7 @@ class _Compiler:
         if self.late or self.released:
             self._before_request()
         trace.requests = list(requests)
+        trace.alive = live.keys() | self.waiting.keys()
 
     @staticmethod
     def _completes(event: dict[str, Any], address: int) -> bool:
@@ -199,7 +204,7 @@ class _Compiler:
 
     def _alive_at_start(self, event: dict[str, Any], address: int) -> int:
         start = self.trace.start
-        start.append((address, event["size"], event["stream"], self._pool(event, address)))
+        start.append((address, event["size"], event.get("stream", 0), self._pool(event, address)))
         return _START + len(start) - 1
 
     def _completed(self, event: dict[str, Any]) -> None:
@@ -233,6 +238,7 @@ class _Compiler:
             self._complete_late()
         self.reserved += _GIVES[kind] * size
         self.window.append((kind, event["addr"], size))
+        self.trace.streams.append(event.get("stream", 0))
 
     def _explain(self, index: int) -> None:
         """Decide whether the request that follows explains why memory was given back; if not, the user did it."""
@@ -274,7 +280,7 @@ class _Compiler:
         return None
 
     def _failed(self, index: int, event: dict[str, Any], requests: dict[Any, int]) -> None:
-        request = (event["size"], event["stream"], self._pool(event, -1))
+        request = (event["size"], event.get("stream", 0), self._pool(event, -1))
         number = requests.setdefault(request, len(requests))
         self._special(FAIL, number)
         self.trace.failures.append(index)
@@ -311,6 +317,7 @@ class _Compiler:
     def finish(self) -> Trace:
         """Return the trace with the allocations that were alive at the start in front."""
         trace, alive = self.trace, len(self.trace.start)
+        del trace.streams[len(trace.segments) :]  # of what belongs to a request after the last event
         if self.orphans:
             trace.notes.append(f"{self.orphans} events have lost their counterparts (skipped actions, or torn ring)")
         if alive:
