@@ -1,27 +1,29 @@
 """Recordings: PyTorch's memory snapshots with their traces, read from files that nobody has to trust.
 
 A recording is the dict that `torch.cuda.memory._snapshot()` returns, in a pickle, with one more key, `jupyter_gpumem`,
-for what a replay needs and PyTorch leaves out. Without that key much can still be said; `Recording.notes` says what not.
+for what a replay needs and PyTorch leaves out. Without it much can still be said; `Recording.notes` says what not.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 import tempfile
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .allocator.settings import AllocatorSettings
 from .allocator.start import Held, held_at_start, pool_of
 from .allocator.trace import LARGEST, Circumstances, Trace, add_start, compile_trace
 from .errors import InvalidValueError, RecordingError
-from .units import MiB, format_bytes
+from .units import format_bytes
 from .unpickling import load_plain
+
+if TYPE_CHECKING:
+    import os
 
 KEY = "jupyter_gpumem"
 
@@ -180,7 +182,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         RecordingError: there is no such file, or it is not a recording; one line that says what it is instead.
     """
     name = Path(path).name
-    data = load_plain(path)
+    data = load_plain(Path(path))
     if isinstance(data, list) and data and all(isinstance(item, dict) and "blocks" in item for item in data):
         data = {"segments": data}  # what `torch.cuda.memory_snapshot()` returns
     try:
@@ -227,9 +229,7 @@ def _net(events: list[dict[str, Any]]) -> int:
 
 def _pool_finder(segments: list[dict[str, Any]]) -> Any:
     """Return a function from an address to the id of the private pool it lies in; `None` where there are none."""
-    private = [
-        (s["address"], s["address"] + s["total_size"], pool_of(s)) for s in segments if pool_of(s) != (0, 0)
-    ]
+    private = [(s["address"], s["address"] + s["total_size"], pool_of(s)) for s in segments if pool_of(s) != (0, 0)]
     if not private:
         return None
 
@@ -298,7 +298,7 @@ def _check_segment(number: int, segment: Any) -> None:
         and type(segment.get("stream", 0)) is int
         and isinstance(segment.get("segment_type", ""), str)
         and isinstance(pool, (list, tuple))
-        and len(pool) == 2  # noqa: PLR2004 - an id is a pair
+        and len(pool) == 2
         and all(type(part) is int for part in pool)
     ):
         raise RecordingError(f"{where} has an impossible address, size, device, stream, type or pool")
@@ -323,25 +323,29 @@ def _check_events(device: int, events: Any) -> None:
         raise RecordingError(f"{where} is not a list of events")
     if not events:
         return
-    for name, kinds in (("action", {str}), ("size", {int})):
+    for name, kind in (("action", str), ("size", int)):
         try:
             values = list(map(itemgetter(name), events))
         except KeyError:
             # An annotation of a tensor, for example, has no size; what is replayed has.
             values = [event.get(name, 0 if name == "size" else None) for event in events]
-        if not set(map(type, values)) <= kinds:
-            raise RecordingError(f"{where} has an event whose {name} is not a {min(k.__name__ for k in kinds)}")
-        if name == "size" and not (min(values) >= 0 and max(values) < 1 << 64):
-            raise RecordingError(f"{where} has an event with an impossible size")
-    for name, most in (("addr", 1 << 64), ("stream", 1 << 64)):
+        if set(map(type, values)) != {kind}:
+            raise RecordingError(f"{where} has an event whose {name} is not a {kind.__name__}")
+        if kind is int:
+            _check_range(where, name, values, 0)
+    for name, least in (("addr", 0), ("stream", -(1 << 63))):
         values = list(map(dict.get, events, repeat(name)))
         kinds = set(map(type, values))
         if not kinds <= {int, type(None)}:
             raise RecordingError(f"{where} has an event whose {name} is not a number")
         if type(None) in kinds:
-            values = [value for value in values if value is not None] or [0]
-        if max(values) >= most or min(values) < (-most if name == "stream" else 0):
-            raise RecordingError(f"{where} has an event with an impossible {name}")
+            values = [value for value in values if value is not None]
+        _check_range(where, name, values, least)
+
+
+def _check_range(where: str, name: str, values: list[int], least: int) -> None:
+    if values and (min(values) < least or max(values) >= 1 << 64):
+        raise RecordingError(f"{where} has an event with an impossible {name}")
 
 
 def _check_extra(extra: dict[str, Any]) -> None:

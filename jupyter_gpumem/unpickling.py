@@ -13,24 +13,24 @@ import io
 import pickle
 import re
 import zlib
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import RecordingError
 from .units import GiB, MiB, format_bytes
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MOST_UNPACKED = 8 * GiB
 _ALWAYS_UNPACKED = 64 * MiB
 _MOST_RATIO = 400
-"""A gzip file may unpack to 64 MiB, or to 400 times its size, or to 8 GiB, whichever comes second: real recordings reach
-a ratio of 50, a bomb 1,000."""
+"""A gzip file may unpack to 64 MiB, or to 400 times its size if that is more, but never to more than 8 GiB. Recordings
+reach a ratio of 50, a bomb 1,000."""
 
 _CHUNK = 4 * MiB
 _PROTOCOLS = range(2, 6)
 
-_INTEGER = (
-    rb"(?:K.|J....|M..|\x8a(?:\x06.{6}|\x05.{5}|\x07.{7}|\x08.{8}|\x09.{9}|\x04.{4}|\x03...|\x02..|\x01.|\x00))"
-)
+_INTEGER = rb"(?:K.|J....|M..|\x8a(?:\x06.{6}|\x05.{5}|\x07.{7}|\x08.{8}|\x09.{9}|\x04.{4}|\x03...|\x02..|\x01.|\x00))"
 _TUPLE_OF_IT = rb"(?:" + _INTEGER + rb"{0,2}[\x85-\x87])?"
 
 _GUESSES = (
@@ -42,14 +42,14 @@ _GUESSES = (
 )
 
 
-def load_plain(path: str | Path) -> Any:
+def load_plain(path: Path) -> Any:
     """Return what a pickle file (packed with gzip or not) holds: containers, numbers and strings only.
 
     Raises:
         RecordingError: there is no such file, or it is anything else; one line, and nothing in it was run.
     """
-    name = Path(path).name
-    data = _read(Path(path))
+    name = path.name
+    data = _read(path)
     if not data:
         raise RecordingError(f"{name} is empty; save the recording again")
     if data[0] != 0x80 or len(data) < 2 or data[1] not in _PROTOCOLS:
@@ -74,7 +74,9 @@ def _read(path: Path) -> bytes:
         raise RecordingError(f"{path} is a directory; name a recording in it") from None
     except (OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise RecordingError(f"{str(path)!r:.200} cannot be read: {reason}; name a file saved as a recording") from error
+        raise RecordingError(
+            f"{str(path)!r:.200} cannot be read: {reason}; name a file saved as a recording"
+        ) from error
     return _unpack(packed, path.name) if packed[:2] == b"\x1f\x8b" else packed
 
 
@@ -158,7 +160,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise RecordingError(f"it names {module_name}.{global_name}"[:80] + ", which no recording does")
 
-    def persistent_load(self, pid: Any, /) -> NoReturn:
+    def persistent_load(self, pid: Any, /) -> NoReturn:  # noqa: ARG002 - the name is pickle's
         raise RecordingError("it refers to objects outside of it, which no recording does")
 
 

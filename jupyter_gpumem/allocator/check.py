@@ -11,7 +11,7 @@ from .driver import TopDownDriver
 from .model import Allocator
 from .replay import Player, Replay
 from .start import adopt
-from .trace import ALLOC, EMPTY, FAIL, FREE, MAP, UNMAP
+from .trace import ALLOC, FAIL, FREE, MAP, UNMAP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +122,7 @@ class RecordedDriver(TopDownDriver):
             self.mismatches += 1
 
 
-def check(
-    trace: Trace, circumstances: Circumstances, held: Sequence[Held] = ()
-) -> tuple[Check, Replay, Allocator]:
+def check(trace: Trace, circumstances: Circumstances, held: Sequence[Held] = ()) -> tuple[Check, Replay, Allocator]:
     """Replay a trace under the recorded settings, with the recorded addresses of segments fed back.
 
     Args:

@@ -171,11 +171,15 @@ class Tally:
             "inactive_split": _quad(self.split, self.split_peak, self.split_gained, self.split_base),
             "allocated_bytes": _quad(self.size, self.size_peak, size_gained, self.size_base),
             "reserved_bytes": self.reserved.quad(),
-            "active_bytes": _quad(active_size, max(self.active_size, self.size_peak), size_gained, self.active_size_base),
+            "active_bytes": _quad(
+                active_size, max(self.active_size, self.size_peak), size_gained, self.active_size_base
+            ),
             "inactive_split_bytes": _quad(
                 self.split_size, self.split_size_peak, self.split_size_gained, self.split_size_base
             ),
-            "requested_bytes": _quad(asked, max(self.active_asked, self.asked_peak), self.asked_gained, self.asked_base),
+            "requested_bytes": _quad(
+                asked, max(self.active_asked, self.asked_peak), self.asked_gained, self.asked_base
+            ),
         }
 
 

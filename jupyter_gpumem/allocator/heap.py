@@ -186,7 +186,7 @@ class Heap:
         """
         if block.is_split:
             raise UnsafeSettingsError(
-                f"max_split_size_mb was lowered, or expandable_segments switched on, while a segment was already split: "
+                "max_split_size_mb was lowered, or expandable_segments switched on, while a segment was split already: "
                 f"PyTorch would free {format_bytes(block.size)} of it under live tensors; change settings before use"
             )
         self.take(block)
@@ -264,7 +264,7 @@ class Heap:
         return block
 
     def _map(self, block: Block, size: int) -> Block | None:
-        """Map the pages that cover the first bytes of an unmapped block; returns the free block they are now part of."""
+        """Map the pages that cover the first bytes of an unmapped block; returns the free block they join."""
         shelf, segment = block.shelf, block.segment
         assert segment is not None  # noqa: S101 - only expandable segments have unmapped blocks
         size = -(-size // segment.page) * segment.page
@@ -359,6 +359,6 @@ class Heap:
 
 
 def whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
-    """Return from where to where the pages reach that lie completely inside a block; the end may be before the start."""
+    """Return where the pages begin and end that lie completely inside a block; not in this order if none does."""
     base, page = segment.address, segment.page
     return base - (base - block.address) // page * page, base + (block.address + block.size - base) // page * page

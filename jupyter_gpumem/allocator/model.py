@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.errors import InvalidValueError
 
 from . import sizes
-from .blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, DEFAULT_POOL, FREE, PENDING, UNMAPPED, Block
+from .blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, DEFAULT_POOL, FREE, PENDING, Block
 from .counters import Level, named_level, nested
 from .driver import TopDownDriver
-from .heap import Heap
-from .oom import ModelOutOfMemoryError, out_of_memory
+from .oom import ModelOutOfMemoryError
+from .reserve import Reserve
 from .settings import AllocatorSettings
 from .snapshot import segments
 
 if TYPE_CHECKING:
-    from .blocks import Pool, PoolId, Shelf
+    from .blocks import PoolId
     from .driver import Driver
     from .sizes import Plan
 
 _PLANS_KEPT = 1 << 16
 
 
-class Allocator(Heap):
+class Allocator(Reserve):
     """One device's caching allocator.
 
     Args:
@@ -55,21 +55,17 @@ class Allocator(Heap):
         device: int = 0,
         finish_events: bool = False,
     ) -> None:
-        super().__init__(driver if driver is not None else TopDownDriver(total_memory), total_memory)
-        self.device = device
+        super().__init__(
+            driver if driver is not None else TopDownDriver(total_memory),
+            settings or AllocatorSettings(),
+            total_memory=total_memory,
+            limit=limit,
+            device=device,
+        )
         self.finish_events = finish_events
-        self.retries = self.ooms = self.rejections = self.syncs = 0
         self.oversize_allocations = Level()
-        self._pending: dict[int, Block] = {}
         self._plans: dict[int, Plan] = {}
-        self.set_settings(settings or AllocatorSettings())
         self._first_max_split = self.settings.max_split_size
-        fraction = self.settings.per_process_memory_fraction
-        if limit is None and fraction < 1 and total_memory is not None:
-            limit = int(fraction * total_memory)
-        self.set_limit(limit)
-
-    # Settings
 
     def set_settings(self, settings: AllocatorSettings | str) -> None:
         """Change the settings of the running allocator; a string has the effect of PyTorch's run-time call.
@@ -77,18 +73,8 @@ class Allocator(Heap):
         Raises:
             InvalidValueError: the string is not understood.
         """
-        self.settings = self.settings.then(settings) if isinstance(settings, str) else settings
+        super().apply(self.settings.then(settings) if isinstance(settings, str) else settings)
         self._plans.clear()
-        split = self.settings.max_split_size
-        self.max_split_size = split if split is not None else 1 << 100
-        self.large_segment_size = self.settings.large_segment_size
-        self._expand = self.settings.expandable_segments
-        self._collects = self.settings.garbage_collection_threshold > 0 and getattr(self, "limit", None) is not None
-
-    def set_limit(self, limit: int | None) -> None:
-        """Cap the reserved bytes from now on; `None` takes the cap away."""
-        self.limit = limit
-        self._collects = self.settings.garbage_collection_threshold > 0 and limit is not None
 
     def _plan(self, size: int) -> Plan:
         if len(self._plans) >= _PLANS_KEPT:
@@ -98,7 +84,9 @@ class Allocator(Heap):
 
     # What PyTorch calls
 
-    def malloc(self, size: int, stream: int = 0, pool: PoolId | None = None) -> int:
+    def malloc(  # noqa: C901 - the hot path: calls would cost as much as what they do
+        self, size: int, stream: int = 0, pool: PoolId | None = None
+    ) -> int:
         """Return the address of a new allocation; 0 for no bytes.
 
         Args:
@@ -246,39 +234,6 @@ class Allocator(Heap):
         block.streams = None
         self._pending[address] = block
 
-    def complete(self, address: int) -> bool:
-        """Let a pending block become free: the other streams have finished. False when it is not pending (any more)."""
-        block = self._pending.pop(address, None)
-        if block is None:
-            return False
-        for tally in (block.shelf.tally, self.total):
-            tally.settle(block.size, block.requested)
-        self.settle(block)
-        return True
-
-    def complete_all(self) -> None:
-        """Let every pending block become free."""
-        for address in list(self._pending):
-            self.complete(address)
-
-    def empty_cache(self) -> None:
-        """Wait for the other streams, then give every segment without live blocks back to the driver."""
-        self.syncs += 1
-        self.complete_all()
-        self.release_pool(self.default.large)
-        self.release_pool(self.default.small)
-        for group in self.groups.values():
-            if not group.in_use:
-                self.release_pool(group.small)
-                self.release_pool(group.large)
-
-    def set_pool(
-        self, pool: PoolId, *, in_use: bool = True, no_split: bool = False, use_on_oom: bool = False
-    ) -> None:
-        """Say how a private pool behaves; one that is not in use any more gives its memory back when the cache does."""
-        group = self.group(pool)
-        group.in_use, group.no_split, group.use_on_oom = in_use, no_split, use_on_oom
-
     # What is there
 
     def stats(self) -> dict[str, Any]:
@@ -320,121 +275,6 @@ class Allocator(Heap):
         if block is None or block.state != ALLOCATED:
             raise InvalidValueError(f"nothing is allocated at {address:#x}; it may have been freed before")
         return block
-
-    # Finding memory
-
-    def _pass_growing(self, keys: list[int], index: int) -> int:
-        """Return where the best fit is, on a shelf that also has blocks of expandable segments."""
-        blocks, end = self.blocks, len(keys)
-        if index == end:
-            return index
-        block = blocks[keys[index] & ADDRESS_MASK]
-        if not self._expand:
-            # Switched off since: such blocks are left alone.
-            while block.segment is not None:
-                index += 1
-                if index == end:
-                    break
-                block = blocks[keys[index] & ADDRESS_MASK]
-            return index
-        # The fit is judged by what a block could grow to.
-        while block.segment is not None and index + 1 < end:
-            following = blocks[keys[index + 1] & ADDRESS_MASK]
-            if _can_grow_to(following) >= _can_grow_to(block):
-                break
-            block = following
-            index += 1
-        return index
-
-    def _get_more(self, shelf: Shelf, plan: Plan) -> Block:
-        """Return a block, on no shelf, when no free one fits: everything PyTorch does before it gives up."""
-        rounded = plan[0]
-        segment = sizes.segment_size(rounded, self.large_segment_size)
-        if self.settings.throw_on_cudamalloc_oom and self._over_limit(segment):
-            self.rejections += 1
-            raise out_of_memory(self, segment)
-        if self._collects:
-            self._collect_garbage()
-        block = self._new_memory(shelf, rounded, segment) or self._borrow(shelf, plan)
-        if block is None and self._release_oversize(shelf, rounded):
-            block = self._new_memory(shelf, rounded, segment)
-        if block is None:
-            self.empty_cache()
-            self.retries += 1
-            block = self._new_memory(shelf, rounded, segment)
-        if block is None:
-            self.ooms += 1
-            raise out_of_memory(self, segment)
-        return block
-
-    def _over_limit(self, segment: int) -> bool:
-        return self.limit is not None and self.reserved + segment > self.limit
-
-    def _new_memory(self, shelf: Shelf, rounded: int, segment: int) -> Block | None:
-        if self._over_limit(segment):
-            return None
-        if self._expand:
-            return self.grow(shelf, rounded)
-        return self.add_segment(shelf, segment)
-
-    def _borrow(self, shelf: Shelf, plan: Plan) -> Block | None:
-        """Take a free block of a private pool that was offered as a last resort."""
-        if shelf.pool.group is not self.default:
-            return None
-        for group in self.groups.values():
-            if group.use_on_oom:
-                other = (group.small if shelf.pool.small else group.large).shelf(shelf.stream)
-                index = bisect_left(other.keys, plan[1])
-                if index < len(other.keys) and other.keys[index] < plan[2]:
-                    return self.blocks[other.keys.pop(index) & ADDRESS_MASK]
-        return None
-
-    def _release_oversize(self, shelf: Shelf, rounded: int) -> bool:
-        """Give back the smallest oversize block that is large enough, or several; false when that is not enough."""
-        if self.settings.max_split_size is None:
-            return False
-        wanted = max(rounded, self.max_split_size)
-        index = bisect_left(shelf.keys, wanted << ADDRESS_BITS)
-        if index < len(shelf.keys):
-            block = self.blocks[shelf.keys[index] & ADDRESS_MASK]
-            if block.segment is None:
-                self.release(block)
-                return True
-        released = 0
-        for key in shelf.keys[:index][::-1]:
-            block = self.blocks[key & ADDRESS_MASK]
-            if released >= wanted or block.size < self.max_split_size:
-                break
-            if block.segment is None:
-                released += block.size
-                self.release(block)
-        return released >= wanted
-
-    def _collect_garbage(self) -> None:
-        """Give back free segments that have gone unused the longest, down to the threshold."""
-        assert self.limit is not None  # noqa: S101 - without a cap nothing is collected
-        target = self.reserved - int(self.settings.garbage_collection_threshold * self.limit)
-        pool = self.default.large
-        idle = [block for block in self.free_blocks(pool) if not block.is_split] if target > 0 else []
-        total_age, count, freed_any = sum(_age(block, pool) for block in idle), len(idle), True
-        while target > 0 and freed_any and count:
-            threshold, freed_any = total_age / count, False
-            for block in list(idle):
-                age = _age(block, pool)
-                if block.segment is None and age >= threshold:
-                    idle.remove(block)
-                    total_age, count, freed_any = total_age - age, count - 1, True
-                    target -= block.size
-                    self.release(block)
-
-
-def _age(block: Block, pool: Pool) -> int:
-    return pool.searches - block.age_base
-
-
-def _can_grow_to(block: Block) -> int:
-    after = block.next
-    return block.size + after.size if after is not None and after.state == UNMAPPED else block.size
 
 
 __all__ = ["Allocator", "ModelOutOfMemoryError"]

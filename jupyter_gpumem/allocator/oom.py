@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from jupyter_gpumem.errors import GpumemError
 from jupyter_gpumem.units import format_bytes
 
-from .blocks import DEFAULT_POOL
+from .blocks import ALLOCATED, DEFAULT_POOL, PENDING
 
 if TYPE_CHECKING:
-    from .model import Allocator
+    from .reserve import Reserve
 
 
 class ModelOutOfMemoryError(GpumemError):
@@ -41,14 +41,14 @@ class ModelOutOfMemoryError(GpumemError):
         self.allocated, self.reserved, self.private = allocated, reserved, private
 
 
-def out_of_memory(allocator: Allocator, tried: int) -> ModelOutOfMemoryError:
+def out_of_memory(allocator: Reserve, tried: int) -> ModelOutOfMemoryError:
     """Return the error for a request that needed a segment of so many bytes."""
     total, free, limit = allocator.total_memory, allocator.driver.free, allocator.limit
     allocated, reserved = allocator.total.size + allocator.total.pending_size, allocator.reserved
     private = sum(
         block.size
         for block in (allocator.blocks.values() if len(allocator.groups) > 1 else ())
-        if block.shelf.pool.group.id != DEFAULT_POOL and block.state in {1, 2}
+        if block.shelf.pool.group.id != DEFAULT_POOL and block.state in {ALLOCATED, PENDING}
     )
     parts = [f"CUDA out of memory. Tried to allocate {_size(tried)}."]
     if total is not None and free is not None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
+_SMALL_STEP = 7
+"""A rise of the reserved peak by less than 1/128 is no reason to look there for the cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replay(Record):
     """What one run of a trace through the model came to.
@@ -34,6 +38,7 @@ class Replay(Record):
         saved_ooms: requests that failed when they were recorded and found memory here.
         events: how many recorded events were replayed.
         segments: segments held at the end.
+        peak_at: the number of the last allocation that raised the reserved peak by a notable step.
     """
 
     peak_allocated: int
@@ -48,6 +53,7 @@ class Replay(Record):
     saved_ooms: int
     events: int
     segments: int
+    peak_at: int
 
 
 class Player:
@@ -63,7 +69,8 @@ class Player:
         self.addresses: list[int] = []
         self.failed: list[int] = []
         self.saved = self._tried = 0
-        self._peak = self._allocated = self._stranded = 0
+        self.peak_at = 0
+        self._peak = self._allocated = self._stranded = self._explained = 0
 
     def start(self) -> None:
         """Allocate what was alive at the start, in the order of its addresses."""
@@ -77,14 +84,17 @@ class Player:
         self.addresses = list(placed.values())
         self._note_peak()
 
-    def run(self) -> None:
-        """Play every operation."""
+    def run(self, end: int | None = None) -> None:
+        """Play every operation, or those before a position."""
+        end = len(self.trace.ops) if end is None else end
         position = 0
         for at, kind, number in self.trace.special:
+            if at >= end:
+                break
             self.play(position, at)
             self.special(kind, number)
             position = at + 1
-        self.play(position, len(self.trace.ops))
+        self.play(position, end)
 
     def play(self, position: int, end: int) -> None:
         """Play the operations from a position up to another; none of them may be special."""
@@ -103,7 +113,7 @@ class Player:
                             peak = reserved.peak
                     else:
                         free(addresses[~op])
-            except ModelOutOfMemoryError:
+            except ModelOutOfMemoryError:  # noqa: PERF203 - entered once, not once an operation
                 # Nobody knows what the program would have done: the request is left out, and its free with it.
                 self.failed.append(self.trace.events[len(addresses)])
                 append(0)
@@ -142,6 +152,8 @@ class Player:
         allocator = self.allocator
         if allocator.total.reserved.peak > self._peak:
             self._peak = allocator.total.reserved.peak
+            if self._peak - self._explained >= self._peak >> _SMALL_STEP:
+                self._explained, self.peak_at = self._peak, len(self.addresses) - 1
             self._allocated = allocator.total.size
             self._stranded = stranded(allocator)
 
@@ -161,6 +173,7 @@ class Player:
             saved_ooms=self.saved,
             events=self.trace.total,
             segments=len(allocator.segments) + len(allocator.expandable),
+            peak_at=self.peak_at,
         )
 
 
@@ -185,25 +198,34 @@ def _returnable(block: Block) -> int:
     return max(0, end - start)
 
 
-def replay(
-    trace: Trace,
-    settings: AllocatorSettings,
-    *,
-    total_memory: int | None = None,
-    outside: int = 0,
-    limit: int | None = None,
-) -> Replay:
-    """Run a trace under some settings, on a device of its own; returns what that came to.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under what a trace is replayed.
 
-    Args:
-        trace: the operations.
-        settings: the allocator settings.
+    Attributes:
         total_memory: bytes of the device, or `None` without end.
         outside: bytes of it that others hold.
         limit: bytes that may be reserved, or `None` without a cap.
     """
-    driver = TopDownDriver(None if total_memory is None else max(0, total_memory - outside))
-    player = Player(trace, Allocator(settings, total_memory=total_memory, limit=limit, driver=driver))
-    player.start()
-    player.run()
-    return player.result()
+
+    total_memory: int | None = None
+    outside: int = 0
+    limit: int | None = None
+
+
+def player(trace: Trace, settings: AllocatorSettings, conditions: Conditions) -> Player:
+    """Return a run that has not begun, on a device of its own that hands out addresses as the real one does."""
+    total = conditions.total_memory
+    limit = conditions.limit
+    if settings.per_process_memory_fraction < 1 and total is not None:
+        limit = int(settings.per_process_memory_fraction * total)
+    driver = TopDownDriver(None if total is None else max(0, total - conditions.outside))
+    return Player(trace, Allocator(settings, total_memory=total, limit=limit, driver=driver))
+
+
+def replay(trace: Trace, settings: AllocatorSettings, conditions: Conditions) -> Replay:
+    """Run a trace under some settings; returns what that came to."""
+    run = player(trace, settings, conditions)
+    run.start()
+    run.run()
+    return run.result()

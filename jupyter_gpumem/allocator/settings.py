@@ -41,7 +41,7 @@ _CARRIED = frozenset(
         "release_lock_on_cudamalloc",
     }
 )
-"""Keys that PyTorch knows and that change nothing about device memory (or, like `backend`, select another allocator)."""
+"""Keys of PyTorch's that change nothing about device memory (or, like `backend`, select another allocator)."""
 
 _RESET_BY_EVERY_CALL = frozenset(
     {"max_split_size", "max_non_split_rounding", "garbage_collection_threshold", "roundup_power2_divisions"}

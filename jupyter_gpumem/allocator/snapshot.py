@@ -18,7 +18,7 @@ def segments(heap: Heap, device: int) -> list[dict[str, Any]]:
     """Return every segment by address; an expandable one gives an entry for each stretch that is mapped."""
     heads = [*heap.segments, *(segment.address for segment in heap.expandable)]
     found = [_segment(run, device) for head in heads for run in _runs(heap.blocks[head])]
-    return sorted(found, key=lambda segment: segment["address"])  # type: ignore[no-any-return]
+    return sorted(found, key=lambda segment: segment["address"])
 
 
 def _runs(block: Block | None) -> Iterator[list[Block]]:

@@ -1,8 +1,9 @@
-"""The state of the allocator before the first event of a trace: found by undoing the trace from the state at its end."""
+"""The state of the allocator before the first event: found by undoing the trace from the state at its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import sizes
@@ -68,9 +69,7 @@ def _joined(mapped: list[Held]) -> list[Held]:
     for held in sorted(mapped, key=lambda held: held.address):
         last = joined[-1] if joined else None
         if last is not None and last.address + last.size == held.address and last.stream == held.stream:
-            joined[-1] = Held(
-                last.address, last.size + held.size, last.stream, last.small, last.pool, expandable=True
-            )
+            joined[-1] = Held(last.address, last.size + held.size, last.stream, last.small, last.pool, expandable=True)
         else:
             joined.append(held)
     return joined
@@ -95,12 +94,12 @@ def _without(held: Held, start: int, end: int) -> list[Held]:
 
 
 def adopt(allocator: Allocator, held: Sequence[Held], trace: Trace) -> bool:
-    """Put a fresh allocator into the state at the start of a trace, to the byte; false (and no change) if it is unclear."""
+    """Put a fresh allocator into the state at the start of a trace; false (and no change) if that is unclear."""
     alive = sorted(trace.start)
-    if any(here[0] + here[1] > there[0] for here, there in zip(alive, alive[1:], strict=False)):
+    if any(here[0] + here[1] > there[0] for here, there in pairwise(alive)):
         return False
     spans = [(h.address, h.address + h.size) for h in held]
-    if any(here[1] > there[0] for here, there in zip(spans, spans[1:], strict=False)):
+    if any(here[1] > there[0] for here, there in pairwise(spans)):
         return False
     if not all(any(low <= a[0] and a[0] + a[1] <= high for low, high in spans) for a in alive):
         return False

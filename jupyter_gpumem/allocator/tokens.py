@@ -85,7 +85,9 @@ def _pairs(key: str, value: str) -> tuple[tuple[str, str], ...]:
     for part in value[1:-1].split(","):
         left, colon, right = (side.strip() for side in part.partition(":"))
         if not left or not colon or not right:
-            raise InvalidValueError(f"{key}: {part.strip()!r} is not understood; write [SIZE:DIVISIONS,...,>:DIVISIONS]")
+            raise InvalidValueError(
+                f"{key}: {part.strip()!r} is not understood; write [SIZE:DIVISIONS,...,>:DIVISIONS]"
+            )
         pairs.append((left, right))
     return tuple(pairs)
 

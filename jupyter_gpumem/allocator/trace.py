@@ -115,7 +115,9 @@ def compile_trace(
 
 
 class _Compiler:
-    def __init__(self, events: Sequence[dict[str, Any]], circumstances: Circumstances, reserved: int, pools: Any) -> None:
+    def __init__(
+        self, events: Sequence[dict[str, Any]], circumstances: Circumstances, reserved: int, pools: Any
+    ) -> None:
         self.events, self.circumstances, self.pool_of = events, circumstances, pools
         self.trace = Trace(reserved=reserved, total=len(events))
         self.live: dict[int, int] = {}
@@ -124,7 +126,7 @@ class _Compiler:
         self.window: list[tuple[int, int, int]] = []
         self.released = self.short = False
         self.reserved = self.before_release = reserved
-        self.count = 0
+        self.requests: dict[tuple[int, int, PoolId | None], int] = {}
         self.orphans = 0
         self.highest = reserved + self._highest_rise()
 
@@ -139,62 +141,69 @@ class _Compiler:
 
     def run(self) -> None:
         """Go through the events once."""
-        events, trace, live = self.events, self.trace, self.live
-        ops, addresses, numbers = trace.ops, trace.addresses, trace.events
-        requests: dict[tuple[int, int, PoolId | None], int] = {}
-        entries, index, end = events, 0, len(events)
+        events, index, end = self.events, 0, len(self.events)
         while index < end:
-            event = entries[index]
+            event = events[index]
             action = event["action"]
             if action == "alloc":
-                if self.late or self.released or self.short:
-                    self._before_request()
-                size, address = event["size"], event["addr"]
-                if not 0 <= size < LARGEST:
-                    raise RecordingError(f"event {index} allocates {size} bytes: not possible, the file is damaged")
-                request = (size, event.get("stream", 0), self._pool(event, address))
-                number = requests.get(request)
-                if number is None:
-                    number = requests[request] = len(requests)
-                if address in live:
-                    self.orphans += 1
-                live[address] = self.count
-                self.count += 1
-                if self.window:
-                    self._attach()
-                ops.append(number)
-                addresses.append(address)
-                numbers.append(index)
-                if self.late:
-                    self._complete_late()
+                self._allocated(index, event)
             elif action == "free_requested":
-                if self.late or self.released:
-                    self._before_request()
-                address = event["addr"]
-                allocation = live.pop(address, None)
-                if allocation is None:
-                    allocation = self._alive_at_start(event, address)
-                if index + 1 < end and self._completes(entries[index + 1], address):
-                    ops.append(~allocation)
-                    index += 1
-                else:
-                    self._special(DEFER, allocation)
-                    self.waiting[address] = allocation
+                index += self._freed(index, event)
             elif action == "free_completed":
                 self._completed(event)
             elif action in _SEGMENT:
                 self._segment(index, _SEGMENT[action], event)
             elif action == "oom":
-                self._failed(index, event, requests)
+                self._failed(index, event)
             index += 1
         if self.late or self.released:
             self._before_request()
-        trace.requests = list(requests)
-        trace.alive = live.keys() | self.waiting.keys()
+        self.trace.requests = list(self.requests)
+        self.trace.alive = self.live.keys() | self.waiting.keys()
+
+    def _allocated(self, index: int, event: dict[str, Any]) -> None:
+        trace = self.trace
+        if self.late or self.released or self.short:
+            self._before_request()
+        size, address = event["size"], event["addr"]
+        if not 0 <= size < LARGEST:
+            raise RecordingError(f"event {index} allocates {size} bytes: not possible, the file is damaged")
+        if address in self.live:
+            self.orphans += 1
+        self.live[address] = len(trace.addresses)
+        if self.window:
+            self._attach()
+        trace.ops.append(self._request(event, address))
+        trace.addresses.append(address)
+        trace.events.append(index)
+        if self.late:
+            self._complete_late()
+
+    def _request(self, event: dict[str, Any], address: int) -> int:
+        request = (event["size"], event.get("stream", 0), self._pool(event, address))
+        number = self.requests.get(request)
+        if number is None:
+            number = self.requests[request] = len(self.requests)
+        return number
+
+    def _freed(self, index: int, event: dict[str, Any]) -> int:
+        """Note a free; returns how many of the following events belong to it."""
+        if self.late or self.released:
+            self._before_request()
+        address = event["addr"]
+        allocation = self.live.pop(address, None)
+        if allocation is None:
+            allocation = self._alive_at_start(event, address)
+        if index + 1 < len(self.events) and self._completes(self.events[index + 1], address):
+            self.trace.ops.append(~allocation)
+            return 1
+        self._special(DEFER, allocation)
+        self.waiting[address] = allocation
+        return 0
 
     @staticmethod
     def _completes(event: dict[str, Any], address: int) -> bool:
-        return event["action"] == "free_completed" and event["addr"] == address
+        return bool(event["action"] == "free_completed" and event["addr"] == address)
 
     def _pool(self, event: dict[str, Any], address: int) -> PoolId | None:
         pool = event.get("pool_id")
@@ -279,10 +288,8 @@ class _Compiler:
             return "collected"
         return None
 
-    def _failed(self, index: int, event: dict[str, Any], requests: dict[Any, int]) -> None:
-        request = (event["size"], event.get("stream", 0), self._pool(event, -1))
-        number = requests.setdefault(request, len(requests))
-        self._special(FAIL, number)
+    def _failed(self, index: int, event: dict[str, Any]) -> None:
+        self._special(FAIL, self._request(event, -1))
         self.trace.failures.append(index)
         self.released = self.short = False
         self._complete_late()
