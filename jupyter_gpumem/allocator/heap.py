@@ -156,15 +156,24 @@ class Heap:
 
     def count_split(self, tally: Tally, count: int, size: int) -> None:
         """Count free blocks of partly used segments that came (or, when negative, went), and their bytes."""
-        for counter in (tally, self.total):
-            counter.split += count
-            counter.split_size += size
-            if count > 0:
-                counter.split_gained += count
-                counter.split_peak = max(counter.split_peak, counter.split)
-            if size > 0:
-                counter.split_size_gained += size
-                counter.split_size_peak = max(counter.split_size_peak, counter.split_size)
+        total = self.total
+        tally.split += count
+        total.split += count
+        tally.split_size += size
+        total.split_size += size
+        # What `total` gained is never asked for: it is the sum of both halves.
+        if count > 0:
+            tally.split_gained += count
+            if tally.split > tally.split_peak:
+                tally.split_peak = tally.split
+            if total.split > total.split_peak:
+                total.split_peak = total.split
+        if size > 0:
+            tally.split_size_gained += size
+            if tally.split_size > tally.split_size_peak:
+                tally.split_size_peak = tally.split_size
+            if total.split_size > total.split_size_peak:
+                total.split_size_peak = total.split_size
 
     # Ordinary segments
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import InvalidValueError
@@ -289,7 +290,7 @@ def _print_divisions(divisions: tuple[int, ...]) -> str:
 
 
 def _print_number(number: float) -> str:
-    return repr(number) if "e" not in repr(number) else f"{number:.20f}".rstrip("0")
+    return f"{Decimal(repr(number)):f}"  # never with an exponent, which the grammar does not have
 
 
 _DEFAULTS = AllocatorSettings()

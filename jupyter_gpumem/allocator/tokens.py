@@ -40,7 +40,7 @@ class Value:
         Raises:
             InvalidValueError: it is not one.
         """
-        if not re.fullmatch(r"[0-9]{0,15}\.?[0-9]{1,40}|[0-9]{1,15}\.", self.text):
+        if not re.fullmatch(r"[0-9]{0,15}\.?[0-9]{1,400}|[0-9]{1,15}\.", self.text):
             raise InvalidValueError(f"{self.key}:{self.text} is not understood; write a number such as 0.8")
         return float(self.text)
 
