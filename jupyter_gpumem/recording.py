@@ -296,6 +296,7 @@ def _check_segment(number: int, segment: Any) -> None:
         and type(segment.get("device", 0)) is int
         and 0 <= segment.get("device", 0) < _MOST_DEVICES
         and type(segment.get("stream", 0)) is int
+        and -(1 << 63) <= segment.get("stream", 0) < 1 << 64
         and isinstance(segment.get("segment_type", ""), str)
         and isinstance(pool, (list, tuple))
         and len(pool) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,10 @@ class Check(Record):
         return not self.mismatches
 
 
+_ELSEWHERE = (1 << 62, 1 << 63)
+"""Addresses for memory that the recorded allocator did not get."""
+
+
 class RecordedDriver(TopDownDriver):
     """A driver that answers as the recorded one did, and counts how often it is not asked what that one was asked.
 
@@ -54,11 +59,29 @@ class RecordedDriver(TopDownDriver):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(space=_ELSEWHERE)
         self.mismatches = 0
+        self._spans: list[tuple[int, int]] = []
         self._window: Sequence[tuple[int, int, int]] = ()
         self._next = 0
         self._fails = False
+
+    def occupy(self, address: int, size: int) -> bool:
+        """Take a span of addresses; false when a part of it is taken, as two segments never are in a real recording."""
+        span = (address, address + size)
+        index = bisect_left(self._spans, span)
+        before, after = self._spans[max(0, index - 1) : index], self._spans[index : index + 1]
+        if span[1] > _ELSEWHERE[0] or any(low < span[1] and span[0] < high for low, high in (*before, *after)):
+            return False
+        self._spans.insert(index, span)
+        return True
+
+    def _vacate(self, address: int) -> bool:
+        index = bisect_left(self._spans, (address, 0))
+        if index < len(self._spans) and self._spans[index][0] == address:
+            del self._spans[index]
+            return True
+        return False
 
     def open(self, window: Sequence[tuple[int, int, int]], *, fails: bool = False) -> None:
         """Expect these `(kind, address, size)`, and after them a refusal if the recorded request failed."""
@@ -75,7 +98,7 @@ class RecordedDriver(TopDownDriver):
 
     def allocate(self, size: int) -> int | None:
         kind, address, recorded = self._expected()
-        if kind == ALLOC and recorded == size:
+        if kind == ALLOC and recorded == size and self.occupy(address, size):
             self._next += 1
             return address
         if self._refuses():
@@ -85,15 +108,18 @@ class RecordedDriver(TopDownDriver):
 
     def release(self, address: int, size: int) -> None:
         self._give_back(FREE, address, size)
-        if address in self._homes:
+        if not self._vacate(address):
             super().release(address, size)
 
     def reserve(self, size: int) -> int | None:
         kind, address, _ = self._expected()
-        return address if kind == MAP else super().reserve(size)
+        if kind == MAP and self.occupy(address, size):
+            return address
+        return super().reserve(size)
 
     def unreserve(self, address: int, size: int) -> None:
-        """Nothing to do: recorded ranges are not ours."""
+        if not self._vacate(address):
+            super().unreserve(address, size)
 
     def map(self, address: int, size: int) -> bool:
         if self._expected() == (MAP, address, size):
@@ -134,11 +160,16 @@ def check(trace: Trace, circumstances: Circumstances, held: Sequence[Held] = ())
         The comparison, what the replay came to, and the model as it was at the end.
     """
     driver = RecordedDriver()
-    allocator = Allocator(
-        circumstances.settings, total_memory=circumstances.total_memory, limit=circumstances.limit, driver=driver
-    )
+    # An expandable segment takes as much address space as the device is large, and an eighth: at least what it held.
+    total = circumstances.total_memory or max(trace.highest, 1)
+    allocator = Allocator(circumstances.settings, total_memory=total, limit=circumstances.limit, driver=driver)
+    allocator.set_limit(circumstances.limit)  # not one that follows from a guessed total
     player = Player(trace, allocator)
     if held and adopt(allocator, held, trace):
+        for address, size in allocator.segments.items():
+            driver.occupy(address, size)
+        for segment in allocator.expandable:
+            driver.occupy(segment.address, segment.size)
         player.addresses = [block[0] for block in trace.start]
     else:
         player.start()

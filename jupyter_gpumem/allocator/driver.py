@@ -85,16 +85,16 @@ class TopDownDriver:
 
     Args:
         capacity: bytes of physical memory, or `None` without end.
+        space: from where to where addresses are handed out: segments from the end down, ranges from the start up.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(self, capacity: int | None = None, space: tuple[int, int] = (_BOTTOM, _TOP)) -> None:
         self.capacity = capacity
         self.used = 0
         self._arenas: list[_Arena] = []
         self._homes: dict[int, _Arena] = {}
         self._holes: list[tuple[int, int]] = []
-        self._lowest = _TOP
-        self._ranges = _BOTTOM
+        self._ranges, self._lowest = space
 
     @property
     def free(self) -> int | None:

@@ -168,6 +168,10 @@ def _bases(allocator: Allocator, held: Sequence[Held], trace: Trace) -> list[int
             owner = (stretch.stream, stretch.small, stretch.pool)
             if owners.setdefault(base, owner) != owner or stretch.address + stretch.size > base + length:
                 return None
+    plain = [stretch for stretch in held if not stretch.expandable]
+    ranges = [(base, base + length + allocator.large_segment_size) for base in owners]
+    if any(p.address < high and low < p.address + p.size for p in plain for low, high in ranges):
+        return None
     return bases
 
 

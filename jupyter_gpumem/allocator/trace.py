@@ -55,6 +55,7 @@ class Trace:
         streams: the stream of each of `segments`.
         alive: addresses of what was allocated in the trace and still is at its end.
         reserved: bytes held from the driver at the start.
+        highest: the most that was ever held.
         total: how many recorded events this was made from.
         notes: what makes the trace less than certain, one sentence each.
     """
@@ -71,6 +72,7 @@ class Trace:
     streams: list[int] = field(default_factory=list)
     alive: set[int] = field(default_factory=set)
     reserved: int = 0
+    highest: int = 0
     total: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -109,7 +111,7 @@ def compile_trace(
     compiler = _Compiler(events, circumstances, reserved, pools)
     try:
         compiler.run()
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"an event of the trace is malformed: {error!r:.80}; record again") from error
     return compiler.finish()
 
@@ -128,7 +130,7 @@ class _Compiler:
         self.reserved = self.before_release = reserved
         self.requests: dict[tuple[int, int, PoolId | None], int] = {}
         self.orphans = 0
-        self.highest = reserved + self._highest_rise()
+        self.highest = self.trace.highest = reserved + self._highest_rise()
 
     def _highest_rise(self) -> int:
         level = highest = 0

@@ -6,6 +6,7 @@ A child is started as `python -m jupyter_gpumem.allocator.worker` and handed its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -50,7 +51,9 @@ def replay_all(
     children: list[tuple[list[int], subprocess.Popen[bytes]]] = []
     try:
         for share in shares[1:]:
-            children.append((share, _start((trace, [choices[i] for i in share], conditions))))  # noqa: PERF401 - undone below
+            children.append((share, _start()))  # noqa: PERF401 - those that have started are ended below
+        for share, child in children:
+            _feed(child, (trace, [choices[index] for index in share], conditions))
         for index in shares[0]:
             results[index] = replay(trace, choices[index], conditions)
             if done is not None:
@@ -71,21 +74,24 @@ def replay_all(
     return [results[index] for index in range(len(choices))]
 
 
-def _start(work: tuple[Trace, list[AllocatorSettings], Conditions]) -> subprocess.Popen[bytes]:
+def _start() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    child = subprocess.Popen(  # noqa: S603 - our own module
+    return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
     )
+
+
+def _feed(child: subprocess.Popen[bytes], work: tuple[Trace, list[AllocatorSettings], Conditions]) -> None:
     assert child.stdin is not None  # noqa: S101 - a pipe was asked for
-    pickle.dump(work, child.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-    child.stdin.close()
+    # A child that has ended already tells why by its exit status.
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        pickle.dump(work, pipe, protocol=pickle.HIGHEST_PROTOCOL)
     child.stdin = None  # so that `communicate` leaves it alone
-    return child
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from jupyter_gpumem.allocator.blocks import ADDRESS_MASK, ALLOCATED, FREE, PENDING, UNMAPPED
 
 NAMES = ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "segment",
@@ -18,7 +20,7 @@ def chains(allocator):
         yield chain
 
 
-def recount(allocator):
+def recount(allocator):  # noqa: C901 - one walk, many questions
     """Check that blocks tile their segments and nothing overlaps; returns the counters by name and kind of pool."""
     counts = {(name, kind): 0 for name in NAMES for kind in ("small_pool", "large_pool")}
     spans, seen, free, unmapped = [], 0, {}, {}
@@ -59,7 +61,7 @@ def recount(allocator):
                 counts["inactive_split_bytes", kind] += block.size
     assert seen == len(allocator.blocks)
     spans.sort()
-    assert all(here[1] <= there[0] for here, there in zip(spans, spans[1:], strict=False)), "segments overlap"
+    assert all(here[1] <= there[0] for here, there in pairwise(spans)), "segments overlap"
     for group in allocator.groups.values():
         for pool in (group.small, group.large):
             for shelf in pool.shelves.values():

@@ -1,4 +1,4 @@
-"""The allocator model: PyTorch's published numbers, its rules one by one, and what must hold whatever is asked of it."""
+"""The allocator model: PyTorch's published numbers, its rules one by one, and what must always hold."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_huge_temporary_fits_once():
 
 
 def test_private_pools_keep_their_memory():
-    """Case O18: a live private pool is not emptied, is told apart in the snapshot, and is given back once it is dead."""
+    """Case O18: a live private pool is not emptied, is told apart in the snapshot, and goes once it is dead."""
     allocator = model()
     graph = (1, 0)
     block = allocator.malloc(50 * MiB, pool=graph)
@@ -358,7 +358,7 @@ def test_several_oversize_blocks_are_given_back_from_the_largest_down():
 
 
 def test_garbage_collection_needs_a_cap_and_takes_the_old():
-    """Above the threshold, free segments of at least average age go before new memory is asked for; never without cap."""
+    """Above the threshold, free segments of at least average age go before new ones come; never without cap."""
     uncapped = model("garbage_collection_threshold:0.5")
     capped = model("garbage_collection_threshold:0.5", limit=1000 * MiB)
     for allocator in (uncapped, capped):
