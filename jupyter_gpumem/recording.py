@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import tempfile
+from array import array
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
@@ -29,6 +30,8 @@ KEY = "jupyter_gpumem"
 
 _PROTOCOL = 4  # PyTorch's own viewer reads no newer one
 _MOST_DEVICES = 1024
+_CHECKED_AT_ONCE = 100_000
+"""Longer traces are checked when their events are first asked for: reading stays about as fast as unpickling."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,7 @@ class Recording:
     """One recording: a snapshot, checked to be of PyTorch's format.
 
     Attributes:
-        snapshot: the dict as it was saved.
+        snapshot: the dict as it was saved; the events of a long trace in it are unchecked, `events` checks them.
         source: where it comes from, for messages.
         settings: the allocator settings in force when it was saved.
         notes: what could not be understood or is missing, one sentence each.
@@ -46,6 +49,7 @@ class Recording:
     source: str = "recording"
     settings: AllocatorSettings = field(init=False, default_factory=AllocatorSettings)
     notes: list[str] = field(init=False, default_factory=list)
+    _checked: set[int] = field(init=False, default_factory=set)
     _traces: dict[int, tuple[Trace, list[Held]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,9 +92,20 @@ class Recording:
         return int(fraction * self.total_memory)
 
     def events(self, device: int) -> list[dict[str, Any]]:
-        """Return PyTorch's trace entries of a device, oldest first; empty without a trace."""
+        """Return PyTorch's trace entries of a device, oldest first; empty without a trace.
+
+        Raises:
+            RecordingError: the trace is a long one, and one of its events is not of PyTorch's format.
+        """
         traces = self.snapshot.get("device_traces", [])
-        return traces[device] if 0 <= device < len(traces) else []
+        events: list[dict[str, Any]] = traces[device] if 0 <= device < len(traces) else []
+        if len(events) > _CHECKED_AT_ONCE and device not in self._checked:
+            try:
+                _check_events(device, events)
+            except RecordingError as error:
+                raise RecordingError(f"{self.source} is not a recording: {error}") from None
+            self._checked.add(device)
+        return events
 
     def segments(self, device: int) -> list[dict[str, Any]]:
         """Return the segments of a device at the end."""
@@ -125,13 +140,17 @@ class Recording:
             "total_memory": self.total_memory,
             "limit": self.limit,
             "settings": str(self.settings),
-            "devices": {str(index): len(self.events(index)) for index in self.devices},
+            "devices": {str(index): self._count(index) for index in self.devices},
             "notes": list(self.notes),
         }
 
     def __repr__(self) -> str:
-        events = sum(len(self.events(index)) for index in self.devices)
+        events = sum(map(self._count, self.devices))
         return f"<Recording {self.source}: {events:,} events, {len(self.snapshot.get('segments', ())):,} segments>"
+
+    def _count(self, device: int) -> int:
+        traces = self.snapshot.get("device_traces", [])
+        return len(traces[device]) if device < len(traces) else 0
 
     def _outside(self, device: int) -> int:
         """Return the bytes of the device that others held when a request failed, as far as that was recorded."""
@@ -270,11 +289,11 @@ def _check(data: Any) -> None:
     for number, segment in enumerate(segments):
         _check_segment(number, segment)
     for device, events in enumerate(traces):
-        _check_events(device, events)
-    for key in ("allocator_settings", KEY):
-        if not isinstance(data.get(key, {}), dict):
-            raise RecordingError(f"its {key!r} is a {type(data[key]).__name__}, not a dict")
-    _check_extra(data.get(KEY, {}))
+        if not isinstance(events, list):
+            raise RecordingError(f"its trace of device {device} is not a list of events")
+        if len(events) <= _CHECKED_AT_ONCE:
+            _check_events(device, events)
+    _check_extra(data)
 
 
 def _is_size(value: Any) -> bool:
@@ -318,38 +337,36 @@ def _check_segment(number: int, segment: Any) -> None:
         raise RecordingError(f"{where} has {inside:,} bytes of blocks in {segment['total_size']:,} bytes")
 
 
-def _check_events(device: int, events: Any) -> None:
+def _check_events(device: int, events: list[Any]) -> None:
     where = f"its trace of device {device}"
-    if not isinstance(events, list) or not set(map(type, events)) <= {dict}:
-        raise RecordingError(f"{where} is not a list of events")
-    if not events:
-        return
-    for name, kind in (("action", str), ("size", int)):
+    try:
+        actions, streams = set(map(itemgetter("action"), events)), set(map(dict.get, events, repeat("stream")))
+    except (KeyError, TypeError, IndexError) as error:
+        raise RecordingError(f"{where} has an event that is not a dict with an action") from error
+    if not set(map(type, actions)) <= {str}:
+        raise RecordingError(f"{where} has an event whose action is not a text")
+    if not all(stream is None or (type(stream) is int and -(1 << 63) <= stream < 1 << 64) for stream in streams):
+        raise RecordingError(f"{where} has an event with an impossible stream")
+    for name in ("size", "addr"):
+        _check_numbers(where, name, events)
+
+
+def _check_numbers(where: str, name: str, events: list[dict[str, Any]]) -> None:
+    # An array takes nothing but numbers from 0 to 2**64. Some events have no size, or no address.
+    try:
         try:
-            values = list(map(itemgetter(name), events))
+            array("Q", map(itemgetter(name), events))
         except KeyError:
-            # An annotation of a tensor, for example, has no size; what is replayed has.
-            values = [event.get(name, 0 if name == "size" else None) for event in events]
-        if set(map(type, values)) != {kind}:
-            raise RecordingError(f"{where} has an event whose {name} is not a {kind.__name__}")
-        if kind is int:
-            _check_range(where, name, values, 0)
-    for name, least in (("addr", 0), ("stream", -(1 << 63))):
-        values = list(map(dict.get, events, repeat(name)))
-        kinds = set(map(type, values))
-        if not kinds <= {int, type(None)}:
-            raise RecordingError(f"{where} has an event whose {name} is not a number")
-        if type(None) in kinds:
-            values = [value for value in values if value is not None]
-        _check_range(where, name, values, least)
+            array("Q", map(dict.get, events, repeat(name), repeat(0)))
+    except (TypeError, OverflowError) as error:
+        raise RecordingError(f"{where} has an event with an impossible {name}") from error
 
 
-def _check_range(where: str, name: str, values: list[int], least: int) -> None:
-    if values and (min(values) < least or max(values) >= 1 << 64):
-        raise RecordingError(f"{where} has an event with an impossible {name}")
-
-
-def _check_extra(extra: dict[str, Any]) -> None:
+def _check_extra(data: dict[str, Any]) -> None:
+    for key in ("allocator_settings", KEY):
+        if not isinstance(data.get(key, {}), dict):
+            raise RecordingError(f"its {key!r} is a {type(data[key]).__name__}, not a dict")
+    extra = data.get(KEY, {})
     total, fraction = extra.get("total_memory", 1), extra.get("memory_fraction", 1.0)
     if not _is_size(total) or not total:
         raise RecordingError(f"its total memory is {total!r:.60}, not a number of bytes")

@@ -30,8 +30,21 @@ reach a ratio of 50, a bomb 1,000."""
 _CHUNK = 4 * MiB
 _PROTOCOLS = range(2, 6)
 
-_INTEGER = rb"(?:K.|J....|M..|\x8a(?:\x06.{6}|\x05.{5}|\x07.{7}|\x08.{8}|\x09.{9}|\x04.{4}|\x03...|\x02..|\x01.|\x00))"
+# Opcodes of integers; the frequent ones first, since alternatives are tried in turn.
+_LONG = rb"\x8a(?:\x06.{6}|\x07.{7}|\x05.{5}|\x08.{8}|\x09.{9}|\x04.{4}|\x03...|\x02..|\x01.|\x00)"
+_SHORT_INTEGER = rb"(?:J....|M..|K.)"
+_INTEGER = rb"(?:J....|M..|K.|" + _LONG + rb")"
 _TUPLE_OF_IT = rb"(?:" + _INTEGER + rb"{0,2}[\x85-\x87])?"
+_GET = rb"(?:h.|j....)"
+
+_LIST = rb"\]\x94(?:\(" + _GET + rb"+e|" + _GET + rb"a)?"
+
+# A dict of memoised keys, as most events are written, and its keys and values: these are learnt from a file.
+_VALUE = rb"(?:" + _GET + rb"|" + _INTEGER + rb"|" + _LIST + rb")"
+_DICT = re.compile(rb"}\x94\((?:" + _GET + _VALUE + rb")+u", re.DOTALL)
+_PAIR = re.compile(rb"(" + _GET + rb")(" + _VALUE + rb")", re.DOTALL)
+_SHAPES_LEARNT = 4
+_SAMPLE = 50_000
 
 _GUESSES = (
     (b"PK\x03\x04", "it is a zip archive, such as a PyTorch checkpoint"),
@@ -101,13 +114,35 @@ def _unpack(packed: bytes, name: str) -> bytes:
     return b"".join(parts)
 
 
-def _grammar(size: int) -> re.Pattern[bytes]:
-    """Return the pattern of a run of opcodes without strings, for a file of so many bytes."""
-    put = rb"r...[\x00-\x%02x]" % min(size >> 24, 0x7F)
+def _shapes(data: bytes) -> list[bytes]:
+    """Return patterns of the dicts that are most frequent in the file: written out, they match ten times as fast."""
+    middle = max(0, len(data) // 2 - _SAMPLE // 2)
+    counts: dict[bytes, int] = {}
+    for found in _DICT.findall(data, middle, middle + _SAMPLE):
+        shape = b"".join(_exactly(key) + _exactly(value) for key, value in _PAIR.findall(found, 3))
+        counts[shape] = counts.get(shape, 0) + 1
+    return [rb"}\x94\(" + shape + b"u" for shape in sorted(counts, key=lambda s: -counts[s])[:_SHAPES_LEARNT]]
+
+
+def _exactly(part: bytes) -> bytes:
+    """Return the pattern of a key or value written like this one."""
+    code = part[:1]
+    if code == b"\x8a":
+        return rb"\x8a" + re.escape(part[1:2]) + b"." * part[1]
+    if code == b"]":
+        return _LIST
+    return {b"h": b"h.", b"j": b"j...."}.get(code, _SHORT_INTEGER)
+
+
+def _grammar(data: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of a run of opcodes without strings, for one file."""
+    shapes = _shapes(data)
+    put = rb"r...[\x00-\x%02x]" % min(len(data) >> 24, 0x7F)
     value = rb"h.|" + _INTEGER + _TUPLE_OF_IT + rb"|\]\x94?|j...."
     return re.compile(
+        rb"(?:" + (rb"(?:" + b"|".join(shapes) + rb"){1,400}|" if shapes else rb"") +
         # A key of a dict with its value is by far the most frequent.
-        rb"(?:(?:h.|j....)(?:" + value + rb")"
+        _GET + rb"(?:" + value + rb")"
         rb"|\(" + _INTEGER + rb"*t|[\]})(aeusN\x88\x89\x94]|q.|h.|" + _INTEGER + _TUPLE_OF_IT +
         rb"|" + put + rb"|j....|G.{8}|\x95.{8}|\x80[\x02-\x05]){1,400}",
         re.DOTALL,
@@ -120,7 +155,7 @@ def _scan(data: bytes) -> None:
     Raises:
         RecordingError: one is not of a kind that a recording has.
     """
-    match, position, end = _grammar(len(data)).match, 0, len(data)
+    match, position, end = _grammar(data).match, 0, len(data)
     while position < end:
         run = match(data, position)
         if run is not None:
