@@ -25,7 +25,7 @@ from pathlib import Path
 from jupyter_gpumem.allocator.check import check
 from jupyter_gpumem.allocator.replay import Conditions, replay
 from jupyter_gpumem.allocator.settings import AllocatorSettings
-from jupyter_gpumem.allocator.worker import replay_all
+from jupyter_gpumem.allocator.worker import Replays
 from jupyter_gpumem.recording import Recording, read_recording
 from jupyter_gpumem.whatif import whatif
 
@@ -95,6 +95,11 @@ def memory_of_reading(path):
     return (read - start) * 1024, (prepared - start) * 1024
 
 
+def replay_eight(trace, settings, jobs):
+    with Replays(trace, Conditions(), jobs) as replays:
+        return replays.run(settings)
+
+
 def plain_load(path):
     with path.open("rb") as file:
         return pickle.load(file)
@@ -122,8 +127,8 @@ def main():
         }
     prepare, trace = best(lambda: recording.trace(0), runs=1)
     settings = [AllocatorSettings.parse(text) for text in EIGHT]
-    one, _ = best(lambda: replay_all(trace, settings, Conditions(), jobs=1), runs=2)
-    two, _ = best(lambda: replay_all(trace, settings, Conditions(), jobs=2), 3, time.perf_counter)
+    one, _ = best(lambda: replay_eight(trace, settings, 1), runs=2)
+    two, _ = best(lambda: replay_eight(trace, settings, 2), 3, time.perf_counter)
     checking, _ = best(lambda: check(trace, recording.circumstances(0)), runs=1)
     whole, _ = best(lambda: whatif(Recording(recording.snapshot), EIGHT, jobs=2), 1, time.perf_counter)
     results["eight_settings"] = {

@@ -157,11 +157,10 @@ class Recording:
         if self.total_memory is None:
             return 0
         level, failures = 0, []
-        signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-        for event in self.events(device):
-            if event["action"] in signs:
-                level += signs[event["action"]] * event["size"]
-            elif event["action"] == "oom" and isinstance(event.get("device_free"), int):
+        for event in _about_memory(self.events(device)):
+            if event["action"] in _SIGNS:
+                level += _SIGNS[event["action"]] * event["size"]
+            elif isinstance(event.get("device_free"), int):
                 failures.append((event["device_free"], level))
         start = _total(self.segments(device)) - level
         found = [self.total_memory - free - level - start for free, level in failures]
@@ -240,10 +239,18 @@ def _total(segments: list[dict[str, Any]]) -> int:
     return sum(segment["total_size"] for segment in segments)
 
 
+_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _about_memory(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of what was got from the driver, given back to it, or refused: a few of very many."""
+    kinds = _SIGNS.keys() | {"oom"}
+    return [event for event in events if event["action"] in kinds]
+
+
 def _net(events: list[dict[str, Any]]) -> int:
     """Return by how much the reserved bytes rose over a trace."""
-    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    return sum(signs[event["action"]] * event["size"] for event in events if event["action"] in signs)
+    return sum(_SIGNS[event["action"]] * event["size"] for event in _about_memory(events) if event["action"] != "oom")
 
 
 def _pool_finder(segments: list[dict[str, Any]]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .allocator.check import Check, check
 from .allocator.replay import Conditions, Replay
 from .allocator.settings import AllocatorSettings, warnings
-from .allocator.worker import replay_all
+from .allocator.worker import Replays
 from .errors import InvalidValueError
 from .explain import explain
 from .recording import Recording, read_recording
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-    from .allocator.trace import Trace
 
 Limit: TypeAlias = int | str
 """The cap on reserved bytes of a replay: `recorded`, `off`, or a size."""
@@ -165,18 +164,26 @@ def whatif(
     circumstances = recording.circumstances(device)
     conditions = _conditions(recording, device, memory, limit)
     trace, held = recording.trace(device), recording.held(device)
-    checked, reference, _ = check(trace, circumstances, held)
-    run = _Run(trace, conditions, jobs, progress)
-    if memory is not None or conditions.limit != circumstances.limit:
-        # Under other circumstances what was recorded is no longer the reference: the model's own answer is.
-        reference = run([circumstances.settings])[0]
-    rows = [(circumstances.settings, reference)]
-    if chosen is not None:
-        rows += zip(chosen, run(chosen), strict=True)
-    else:
-        rows += _search(recording, rows[0], run)
+    recorded, search = circumstances.settings, _Search(recording, capped=conditions.limit is not None)
+    first = search.sensible() if chosen is None else chosen
+    # Under other circumstances what was recorded is no longer the reference: the model's own answer is.
+    own = memory is not None or conditions.limit != circumstances.limit
+    checks: list[tuple[Check, Replay]] = []
+    with Replays(trace, conditions, jobs) as replays:
+        run = _Run(replays, progress)
+        # The check takes as long as a replay, so other processes are not kept waiting for it.
+        results = run(
+            [recorded, *first] if own else first,
+            meanwhile=lambda: checks.append(check(trace, circumstances, held)[:2]),
+        )
+        checked, reference = checks[0]
+        if own:
+            reference = results.pop(0)
+        rows = [(recorded, reference), *zip(first, results, strict=True)]
+        if chosen is None:
+            second = search.near(min(rows, key=lambda row: _cost(*row))[0])
+            rows += zip(second, run(second), strict=True)
     best = _best(rows)
-    capped = conditions.limit is not None
     notes = [*recording.notes, *trace.notes]
     if not checked.exact:
         notes.append(f"{checked.mismatches} recorded events differ in a replay under the recorded settings")
@@ -187,7 +194,7 @@ def whatif(
         limit=conditions.limit,
         check=checked,
         results=tuple(
-            _row(choice, result, reference, recorded=number == 0, best=number == best, capped=capped)
+            _row(choice, result, reference, recorded=number == 0, best=number == best, capped=search.capped)
             for number, (choice, result) in enumerate(rows)
         ),
         why=explain(trace, conditions, rows[0], rows[best] if best is not None else None),
@@ -199,20 +206,19 @@ def whatif(
 class _Run:
     """Runs replays, and says how far they are."""
 
-    def __init__(
-        self, trace: Trace, conditions: Conditions, jobs: int, progress: Callable[[int, int], None] | None
-    ) -> None:
-        self.trace, self.conditions, self.jobs, self.progress = trace, conditions, jobs, progress
+    def __init__(self, replays: Replays, progress: Callable[[int, int], None] | None) -> None:
+        self.replays, self.progress = replays, progress
         self.finished = self.planned = 0
 
-    def __call__(self, choices: list[AllocatorSettings]) -> list[Replay]:
+    def __call__(self, choices: list[AllocatorSettings], meanwhile: Callable[[], object] | None = None) -> list[Replay]:
         self.planned += len(choices)
-        return replay_all(self.trace, choices, self.conditions, jobs=self.jobs, done=self._done)
+        results = self.replays.run(choices, meanwhile=meanwhile, done=self._done)
+        self.finished += len(results)
+        return results
 
     def _done(self, count: int) -> None:
-        self.finished += count
         if self.progress is not None:
-            self.progress(self.finished, self.planned)
+            self.progress(self.finished + count, self.planned)
 
 
 def _settings(choice: str | AllocatorSettings) -> AllocatorSettings:
@@ -293,44 +299,46 @@ def _unsafe(choice: AllocatorSettings) -> bool:
     return any(text.startswith("unsafe") for text in warnings(choice, capped=True))
 
 
-def _search(
-    recording: Recording, reference: tuple[AllocatorSettings, Replay], run: _Run
-) -> list[tuple[AllocatorSettings, Replay]]:
-    """Try a sensible set, and then what is near the best of it, once."""
-    known, capped = {reference[0]}, run.conditions.limit is not None
-    new_enough = _version(recording.extra.get("torch")) >= _LARGE_SEGMENT_SINCE
-    # What the user set besides stays as it is: it is not what is being tried.
-    keep = replace(AllocatorSettings(), others=reference[0].others)
+class _Search:
+    """Which choices to try when the user names none; none is tried twice, and none that is unsafe.
 
-    def unknown(choices: Iterable[AllocatorSettings]) -> list[AllocatorSettings]:
-        found = [c for c in dict.fromkeys(choices) if c not in known and not _unsafe(c)]
-        if not new_enough:
-            found = [c for c in found if c.large_segment_size == keep.large_segment_size]
-        known.update(found)
+    Args:
+        recording: what they are tried on.
+        capped: whether a memory cap is in force.
+    """
+
+    def __init__(self, recording: Recording, *, capped: bool) -> None:
+        self.capped = capped
+        self._known = {recording.settings}
+        # What the user set besides stays as it is: it is not what is being tried.
+        self._base = AllocatorSettings(others=recording.settings.others)
+        self._large = _version(recording.extra.get("torch")) >= _LARGE_SEGMENT_SINCE
+
+    def sensible(self) -> list[AllocatorSettings]:
+        """Return what is worth trying anywhere."""
+        return self._new(map(self._base.then, (*_SENSIBLE, *(_SENSIBLE_WITH_CAP if self.capped else ()))))
+
+    def near(self, best: AllocatorSettings) -> list[AllocatorSettings]:
+        """Return the choices that differ from the best one so far in a single value."""
+        near = []
+        if best.max_split_size is not None:
+            sizes = (best.max_split_size // 2, best.max_split_size * 2)
+            near += [replace(best, max_split_size=size) for size in sizes if size >= best.large_segment_size]
+        divisions = best.roundup_power2_divisions[0]
+        for steps in (divisions // 2, divisions * 2) if divisions > 1 else (8, 16):
+            near.append(replace(best, roundup_power2_divisions=(steps if steps > 1 else 0,) * 16))
+        near += [replace(best, large_segment_size=best.large_segment_size * factor) for factor in (2, 4)]
+        if self.capped:
+            thresholds = (0.7, 0.9) if best.garbage_collection_threshold else (0.8,)
+            near += [replace(best, garbage_collection_threshold=threshold) for threshold in thresholds]
+        return self._new(near)
+
+    def _new(self, choices: Iterable[AllocatorSettings]) -> list[AllocatorSettings]:
+        found = [choice for choice in dict.fromkeys(choices) if choice not in self._known and not _unsafe(choice)]
+        if not self._large:
+            found = [choice for choice in found if choice.large_segment_size == self._base.large_segment_size]
+        self._known.update(found)
         return found
-
-    first = unknown(keep.then(text) for text in (*_SENSIBLE, *(_SENSIBLE_WITH_CAP if capped else ())))
-    rows = list(zip(first, run(first), strict=True))
-    best = min([reference, *rows], key=lambda row: _cost(*row))
-    second = unknown(_near(best[0], capped=capped))
-    return rows + list(zip(second, run(second), strict=True))
-
-
-def _near(best: AllocatorSettings, *, capped: bool) -> list[AllocatorSettings]:
-    """Return the choices that differ from one in a single value."""
-    near = []
-    if best.max_split_size is not None:
-        sizes = (best.max_split_size // 2, best.max_split_size * 2)
-        near += [replace(best, max_split_size=size) for size in sizes if size >= best.large_segment_size]
-    divisions = best.roundup_power2_divisions[0]
-    for steps in (divisions // 2, divisions * 2) if divisions > 1 else (8, 16):
-        near.append(replace(best, roundup_power2_divisions=(steps if steps > 1 else 0,) * 16))
-    large = best.large_segment_size
-    near += [replace(best, large_segment_size=size) for size in (large * 2, large * 4)]
-    if capped:
-        thresholds = (0.7, 0.9) if best.garbage_collection_threshold else (0.8,)
-        near += [replace(best, garbage_collection_threshold=threshold) for threshold in thresholds]
-    return near
 
 
 def _version(text: Any) -> tuple[int, ...]:

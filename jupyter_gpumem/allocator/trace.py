@@ -134,11 +134,9 @@ class _Compiler:
 
     def _highest_rise(self) -> int:
         level = highest = 0
-        for event in self.events:
-            kind = _SEGMENT.get(event.get("action", ""))
-            if kind is not None:
-                level += _GIVES[kind] * event["size"]
-                highest = max(highest, level)
+        for event in [event for event in self.events if event.get("action") in _SEGMENT]:
+            level += _GIVES[_SEGMENT[event["action"]]] * event["size"]
+            highest = max(highest, level)
         return highest
 
     def run(self) -> None:

@@ -216,8 +216,8 @@ def test_a_process_that_fails_is_told(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(worker.subprocess, "Popen", broken)
-    with pytest.raises(GpumemError, match=r"no luck|Broken pipe"):
-        worker.replay_all(trace, settings, Conditions(), jobs=2)
+    with pytest.raises(GpumemError, match="no luck"), worker.Replays(trace, Conditions(), jobs=2) as replays:
+        replays.run(settings, meanwhile=lambda: replays._children[0]._thread.join())
     assert all(child.poll() is not None for child in started)
 
 
@@ -235,8 +235,8 @@ def test_an_interrupt_ends_the_children(monkeypatch):
 
     monkeypatch.setattr(worker.subprocess, "Popen", listened)
     monkeypatch.setattr(worker, "replay", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        worker.replay_all(recording().trace(0), [AllocatorSettings()] * 2, Conditions(), jobs=2)
+    with pytest.raises(KeyboardInterrupt), worker.Replays(recording().trace(0), Conditions(), jobs=2) as replays:
+        replays.run([AllocatorSettings()] * 9)
     assert [child.poll() is not None for child in started] == [True]
 
 
