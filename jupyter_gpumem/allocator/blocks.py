@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from .counters import Level
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -90,14 +92,16 @@ class Pool:
 
     Attributes:
         searches: how often a free block was looked for; the clock of garbage collection.
+        reserved: bytes its segments hold.
     """
 
-    __slots__ = ("group", "searches", "shelves", "small", "tally")
+    __slots__ = ("group", "reserved", "searches", "shelves", "small", "tally")
 
     def __init__(self, group: PoolGroup, tally: Tally, *, small: bool) -> None:
         self.group, self.tally, self.small = group, tally, small
         self.shelves: dict[int, Shelf] = {}
         self.searches = 0
+        self.reserved = Level()
 
     def shelf(self, stream: int) -> Shelf:
         """Return the shelf of a stream, made when it is first needed."""
@@ -129,7 +133,7 @@ class PoolGroup:
         self.small = Pool(self, small, small=True)
         self.large = Pool(self, large, small=False)
         self.in_use, self.no_split, self.use_on_oom = True, False, False
-        self.reserved = 0
+        self.reserved = Level()
 
 
 class ExpandableSegment:

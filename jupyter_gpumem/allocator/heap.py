@@ -217,7 +217,8 @@ class Heap:
         self.reserved += size
         self.total.reserved.change(size)
         shelf.tally.reserved.change(size)
-        shelf.pool.group.reserved += size
+        shelf.pool.reserved.change(size)
+        shelf.pool.group.reserved.change(size)
 
     def release_pool(self, pool: Pool) -> None:
         """Give back what a pool can: whole segments, and whole pages of expandable ones."""

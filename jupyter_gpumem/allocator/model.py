@@ -25,6 +25,8 @@ from .settings import AllocatorSettings
 from .snapshot import segments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .blocks import PoolId
     from .driver import Driver
     from .sizes import Plan
@@ -41,6 +43,8 @@ class Allocator(Reserve):
         limit: bytes that may be reserved, or `None` for what the settings' memory fraction leaves.
         driver: what segments come from; by default `TopDownDriver(total_memory)`.
         device: PyTorch's index, for messages and snapshots.
+        search_after_flush: whether a request looks at the freed blocks once more after everything was flushed, as
+            PyTorch 2.13 and earlier do not.
         finish_events: whether all other streams are taken to have finished at the next request; otherwise only
             `complete` tells that one has.
     """
@@ -53,6 +57,7 @@ class Allocator(Reserve):
         limit: int | None = None,
         driver: Driver | None = None,
         device: int = 0,
+        search_after_flush: bool = False,
         finish_events: bool = False,
     ) -> None:
         super().__init__(
@@ -62,6 +67,7 @@ class Allocator(Reserve):
             limit=limit,
             device=device,
         )
+        self.search_after_flush = search_after_flush
         self.finish_events = finish_events
         self.oversize_allocations = Level()
         self._plans: dict[int, Plan] = {}
@@ -249,26 +255,40 @@ class Allocator(Reserve):
             "num_device_alloc": self.device_allocations,
             "num_device_free": self.device_frees,
             "max_split_size": -1 if split is None else split,
+            "reserved_bytes_by_private_pools": {
+                group.id: {
+                    "all": named_level(group.reserved),
+                    "small_pool": named_level(group.small.reserved),
+                    "large_pool": named_level(group.large.reserved),
+                }
+                for group in self.groups.values()
+                if group is not self.default
+            },
         }
 
     def reset_peaks(self) -> None:
         """Let every peak be what is there now."""
         for tally in (self.total, self.small, self.large):
             tally.reset_peaks()
-        self.oversize_allocations.reset_peak()
-        self.oversize_segments.reset_peak()
+        for level in self._levels():
+            level.reset_peak()
 
     def reset_totals(self) -> None:
         """Forget what was ever gained and lost, and how often memory was short."""
         for tally in (self.total, self.small, self.large):
             tally.reset_totals()
-        self.oversize_allocations.reset_totals()
-        self.oversize_segments.reset_totals()
+        for level in self._levels():
+            level.reset_totals()
         self.retries = self.ooms = self.rejections = self.syncs = self.device_allocations = self.device_frees = 0
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the segments with their blocks in the format of `torch.cuda.memory_snapshot()`."""
         return segments(self, self.device)
+
+    def _levels(self) -> Iterator[Level]:
+        yield from (self.oversize_allocations, self.oversize_segments)
+        for group in self.groups.values():
+            yield from (group.reserved, group.small.reserved, group.large.reserved)
 
     def _allocated(self, address: int) -> Block:
         block = self.blocks.get(address)

@@ -24,11 +24,13 @@ class Reserve(Heap):
         settings: the settings in force.
         limit: bytes that may be reserved, or `None` without a cap.
         device: PyTorch's index, for messages.
+        search_after_flush: whether a request looks at the free blocks once more after a flush.
         retries, ooms, rejections, syncs: how often the cache was flushed for a request, a request failed, one was
             refused at the cap without trying, and all streams were waited for.
     """
 
     settings: AllocatorSettings
+    search_after_flush: bool = False
 
     def __init__(
         self, driver: Driver, settings: AllocatorSettings, *, total_memory: int | None, limit: int | None, device: int
@@ -127,6 +129,9 @@ class Reserve(Heap):
             block = self._new_memory(shelf, rounded, segment)
         if block is None:
             self.empty_cache()
+            if self.search_after_flush:
+                block = self._search(shelf, plan)
+        if block is None:
             self.retries += 1
             block = self._new_memory(shelf, rounded, segment)
         if block is None:
@@ -150,11 +155,18 @@ class Reserve(Heap):
             return None
         for group in self.groups.values():
             if group.use_on_oom:
-                other = (group.small if shelf.pool.small else group.large).shelf(shelf.stream)
-                index = bisect_left(other.keys, plan[1])
-                if index < len(other.keys) and other.keys[index] < plan[2]:
-                    return self.blocks[other.keys.pop(index) & ADDRESS_MASK]
+                block = self._search((group.small if shelf.pool.small else group.large).shelf(shelf.stream), plan)
+                if block is not None:
+                    return block
         return None
+
+    def _search(self, shelf: Shelf, plan: Plan) -> Block | None:
+        """Take the best fit from a shelf."""
+        keys = shelf.keys
+        index = bisect_left(keys, plan[1])
+        if shelf.grows:
+            index = self._pass_growing(keys, index)
+        return self.blocks[keys.pop(index) & ADDRESS_MASK] if index < len(keys) and keys[index] < plan[2] else None
 
     def _release_oversize(self, shelf: Shelf, rounded: int) -> bool:
         """Give back the smallest oversize block that is large enough, or several; false when that is not enough."""

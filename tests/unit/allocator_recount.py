@@ -71,7 +71,7 @@ def recount(allocator):  # noqa: C901 - one walk, many questions
     assert not free
     assert not unmapped
     assert allocator.reserved == sum(counts["reserved_bytes", kind] for kind in ("small_pool", "large_pool"))
-    assert sum(group.reserved for group in allocator.groups.values()) == allocator.reserved
+    assert sum(group.reserved.current for group in allocator.groups.values()) == allocator.reserved
     return counts
 
 

@@ -14,7 +14,7 @@ from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.errors import InvalidValueError, UnsafeSettingsError
 from jupyter_gpumem.units import GiB, MiB
 
-KEEP = "keep"
+EMPTY = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
 
 def model(text="", **arguments):
@@ -195,6 +195,9 @@ def test_private_pools_keep_their_memory():
     allocator.empty_cache()
     assert [segment["segment_pool_id"] for segment in allocator.snapshot()] == [graph]
     assert allocator.malloc(50 * MiB) != block
+    stats = allocator.stats()["reserved_bytes_by_private_pools"]
+    assert stats == {graph: dict.fromkeys(("all", "large_pool"), stats[graph]["all"]) | {"small_pool": EMPTY}}
+    assert stats[graph]["all"]["current"] == 50 * MiB
     allocator.set_pool(graph, in_use=False)
     allocator.empty_cache()
     assert [segment["segment_pool_id"] for segment in allocator.snapshot()] == [(0, 0)]
@@ -319,6 +322,11 @@ def test_a_flush_does_not_search_again():
         mebibytes(allocator, 50)
     assert mebibytes(allocator, 30) == [pending]
     assert rest is not None
+    allocator = model(total_memory=100 * MiB, search_after_flush=True)
+    pending = allocator.malloc(80 * MiB)
+    allocator.defer(pending)
+    allocator.release_pool = lambda _: None  # as if something else kept the segment
+    assert allocator.malloc(70 * MiB) == pending
 
 
 def test_oversize_blocks_are_kept_for_oversize_requests():
