@@ -50,6 +50,7 @@ class Recording:
     settings: AllocatorSettings = field(init=False, default_factory=AllocatorSettings)
     notes: list[str] = field(init=False, default_factory=list)
     _checked: set[int] = field(init=False, default_factory=set)
+    _memory_events: dict[int, list[dict[str, Any]]] = field(init=False, default_factory=dict)
     _traces: dict[int, tuple[Trace, list[Held]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,12 +153,19 @@ class Recording:
         traces = self.snapshot.get("device_traces", [])
         return len(traces[device]) if device < len(traces) else 0
 
+    def _about_memory(self, device: int) -> list[dict[str, Any]]:
+        """Return the events of what was got from the driver, given back to it, or refused: a few of very many."""
+        if device not in self._memory_events:
+            kinds = _SIGNS.keys() | {"oom"}
+            self._memory_events[device] = [event for event in self.events(device) if event["action"] in kinds]
+        return self._memory_events[device]
+
     def _outside(self, device: int) -> int:
         """Return the bytes of the device that others held when a request failed, as far as that was recorded."""
         if self.total_memory is None:
             return 0
         level, failures = 0, []
-        for event in _about_memory(self.events(device)):
+        for event in self._about_memory(device):
             if event["action"] in _SIGNS:
                 level += _SIGNS[event["action"]] * event["size"]
             elif isinstance(event.get("device_free"), int):
@@ -173,7 +181,11 @@ class Recording:
                 raise RecordingError(
                     f"{self.source} has no events of device {device}: record with events before it is saved"
                 )
-            net = _net(events)
+            net = sum(
+                _SIGNS[event["action"]] * event["size"]
+                for event in self._about_memory(device)
+                if event["action"] in _SIGNS
+            )
             trace = compile_trace(
                 events,
                 self.circumstances(device),
@@ -240,17 +252,6 @@ def _total(segments: list[dict[str, Any]]) -> int:
 
 
 _SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-
-
-def _about_memory(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of what was got from the driver, given back to it, or refused: a few of very many."""
-    kinds = _SIGNS.keys() | {"oom"}
-    return [event for event in events if event["action"] in kinds]
-
-
-def _net(events: list[dict[str, Any]]) -> int:
-    """Return by how much the reserved bytes rose over a trace."""
-    return sum(_SIGNS[event["action"]] * event["size"] for event in _about_memory(events) if event["action"] != "oom")
 
 
 def _pool_finder(segments: list[dict[str, Any]]) -> Any:
