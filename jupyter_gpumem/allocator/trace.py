@@ -180,7 +180,8 @@ class _Compiler:
             self._complete_late()
 
     def _request(self, event: dict[str, Any], address: int) -> int:
-        request = (event["size"], event.get("stream", 0), self._pool(event, address))
+        plain = self.pool_of is None and "pool_id" not in event
+        request = (event["size"], event.get("stream", 0), None if plain else self._pool(event, address))
         number = self.requests.get(request)
         if number is None:
             number = self.requests[request] = len(self.requests)
@@ -194,16 +195,14 @@ class _Compiler:
         allocation = self.live.pop(address, None)
         if allocation is None:
             allocation = self._alive_at_start(event, address)
-        if index + 1 < len(self.events) and self._completes(self.events[index + 1], address):
-            self.trace.ops.append(~allocation)
-            return 1
+        if index + 1 < len(self.events):
+            following = self.events[index + 1]
+            if following["action"] == "free_completed" and following["addr"] == address:
+                self.trace.ops.append(~allocation)
+                return 1
         self._special(DEFER, allocation)
         self.waiting[address] = allocation
         return 0
-
-    @staticmethod
-    def _completes(event: dict[str, Any], address: int) -> bool:
-        return bool(event["action"] == "free_completed" and event["addr"] == address)
 
     def _pool(self, event: dict[str, Any], address: int) -> PoolId | None:
         pool = event.get("pool_id")
