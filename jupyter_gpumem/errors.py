@@ -18,3 +18,11 @@ class DeviceNotFoundError(GpumemError):
 
 class InvalidValueError(GpumemError):
     """A size, number or name could not be understood."""
+
+
+class RecordingError(GpumemError):
+    """A file is not a recording, or a recording cannot be used."""
+
+
+class UnsafeSettingsError(GpumemError):
+    """Allocator settings were changed in a way that would make PyTorch free memory under live tensors."""

@@ -78,7 +78,7 @@ def test_records_are_frozen_and_equal_by_value(record):
     field = dataclasses.fields(record)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(record, field, 1)
-    assert pickle.loads(pickle.dumps(record)) == record  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(record)) == record
     assert not hasattr(record, "__dict__")
 
 

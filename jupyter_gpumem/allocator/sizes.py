@@ -1,0 +1,72 @@
+"""From the bytes that were asked for to the block that is looked for: PyTorch's rounding and splitting rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from jupyter_gpumem.units import MiB
+
+from .blocks import ADDRESS_BITS, Pool
+from .counters import Tally
+
+if TYPE_CHECKING:
+    from .blocks import PoolGroup
+    from .settings import AllocatorSettings
+
+MIN_BLOCK = 512
+SMALL_SIZE = MiB
+SMALL_BUFFER = 2 * MiB
+MIN_LARGE_ALLOC = 10 * MiB
+ROUND_LARGE = 2 * MiB
+
+NEVER = 1 << 200
+"""More than any size or key."""
+
+Plan: TypeAlias = tuple[int, int, int, int, Pool, Tally]
+"""What is known about a request from its size alone: the rounded size; the shelf keys between which a fitting block
+lies (the second excluded); the remainder from which on a block is split; the half of the default pool; its counters."""
+
+
+def round_size(size: int, divisions: tuple[int, ...]) -> int:
+    """Return the bytes a request is rounded up to."""
+    if size < MIN_BLOCK:
+        return MIN_BLOCK
+    power = size.bit_length() - 1
+    steps = divisions[min(max(power - 20, 0), len(divisions) - 1)]
+    if steps > 1 and size > MIN_BLOCK * steps:
+        if size == 1 << power:
+            return size
+        step = (1 << power) >> (steps.bit_length() - 1)
+        if step == 0:
+            return 2 << power
+        return -(-size // step) * step
+    return -(-size // MIN_BLOCK) * MIN_BLOCK
+
+
+def segment_size(rounded: int, large_segment_size: int) -> int:
+    """Return the bytes of the segment that a request which finds no free block needs."""
+    if rounded <= SMALL_SIZE:
+        return SMALL_BUFFER
+    if rounded < MIN_LARGE_ALLOC:
+        return large_segment_size
+    return -(-rounded // ROUND_LARGE) * ROUND_LARGE
+
+
+def plan(size: int, settings: AllocatorSettings, pools: PoolGroup) -> Plan:
+    """Return the plan of a request of so many bytes."""
+    rounded = round_size(size, settings.roundup_power2_divisions)
+    small = rounded <= SMALL_SIZE
+    split = settings.max_split_size
+    ceiling = NEVER
+    if split is not None:
+        # A block this large is kept for requests as large, and such a request does not take a much larger one.
+        slack = settings.max_non_split_rounding or settings.large_segment_size
+        ceiling = (split if rounded < split else rounded + slack) << ADDRESS_BITS
+    if small or settings.expandable_segments:
+        keep = MIN_BLOCK
+    elif split is None or rounded < split:
+        keep = SMALL_SIZE + 1
+    else:
+        keep = NEVER
+    pool = pools.small if small else pools.large
+    return rounded, rounded << ADDRESS_BITS, ceiling, keep, pool, pool.tally

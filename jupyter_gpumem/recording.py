@@ -1,0 +1,382 @@
+"""Recordings: PyTorch's memory snapshots with their traces, read from files that nobody has to trust.
+
+A recording is the dict that `torch.cuda.memory._snapshot()` returns, in a pickle, with one more key, `jupyter_gpumem`,
+for what a replay needs and PyTorch leaves out. Without it much can still be said; `Recording.notes` says what not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import tempfile
+from array import array
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .allocator.settings import AllocatorSettings
+from .allocator.start import Held, held_at_start, pool_of
+from .allocator.trace import LARGEST, Circumstances, Trace, add_start, compile_trace
+from .errors import InvalidValueError, RecordingError
+from .units import format_bytes
+from .unpickling import load_plain
+
+if TYPE_CHECKING:
+    import os
+
+KEY = "jupyter_gpumem"
+
+_PROTOCOL = 4  # PyTorch's own viewer reads no newer one
+_MOST_DEVICES = 1024
+_CHECKED_AT_ONCE = 100_000
+"""Longer traces are checked when their events are first asked for: reading stays about as fast as unpickling."""
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """One recording: a snapshot, checked to be of PyTorch's format.
+
+    Attributes:
+        snapshot: the dict as it was saved; the events of a long trace in it are unchecked, `events` checks them.
+        source: where it comes from, for messages.
+        settings: the allocator settings in force when it was saved.
+        notes: what could not be understood or is missing, one sentence each.
+    """
+
+    snapshot: dict[str, Any]
+    source: str = "recording"
+    settings: AllocatorSettings = field(init=False, default_factory=AllocatorSettings)
+    notes: list[str] = field(init=False, default_factory=list)
+    _checked: set[int] = field(init=False, default_factory=set)
+    _memory_events: dict[int, list[dict[str, Any]]] = field(init=False, default_factory=dict)
+    _traces: dict[int, tuple[Trace, list[Held]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.snapshot)
+        extra = self.snapshot.get(KEY, {})
+        conf = extra.get("settings", extra.get("alloc_conf"))
+        try:
+            self.settings = AllocatorSettings.from_snapshot(
+                self.snapshot.get("allocator_settings", {}), conf if isinstance(conf, str) else None
+            )
+        except InvalidValueError as error:
+            self.notes.append(f"the recorded settings are not understood and taken as PyTorch's defaults: {error}")
+        if "total_memory" not in extra:
+            self.notes.append("the size of the device was not recorded: memory is taken as unlimited")
+        if "memory_fraction" not in extra:
+            self.notes.append("the memory cap was not recorded: taken as none")
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What was saved beside PyTorch's own: total memory, memory fraction, versions, the final counters."""
+        return self.snapshot.get(KEY, {})  # type: ignore[no-any-return]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """PyTorch's indices of the devices with events, or with segments where there are no events at all."""
+        traced = [index for index, events in enumerate(self.snapshot.get("device_traces", ())) if events]
+        return tuple(traced) or tuple(sorted({s.get("device", 0) for s in self.snapshot.get("segments", ())}))
+
+    @property
+    def total_memory(self) -> int | None:
+        """Bytes of the device, or `None` when that was not recorded."""
+        return self.extra.get("total_memory")
+
+    @property
+    def limit(self) -> int | None:
+        """The cap on reserved bytes, or `None` without one."""
+        fraction = self.extra.get("memory_fraction", self.settings.per_process_memory_fraction)
+        if self.total_memory is None or fraction >= 1:
+            return None
+        return int(fraction * self.total_memory)
+
+    def events(self, device: int) -> list[dict[str, Any]]:
+        """Return PyTorch's trace entries of a device, oldest first; empty without a trace.
+
+        Raises:
+            RecordingError: the trace is a long one, and one of its events is not of PyTorch's format.
+        """
+        traces = self.snapshot.get("device_traces", [])
+        events: list[dict[str, Any]] = traces[device] if 0 <= device < len(traces) else []
+        if len(events) > _CHECKED_AT_ONCE and device not in self._checked:
+            try:
+                _check_events(device, events)
+            except RecordingError as error:
+                raise RecordingError(f"{self.source} is not a recording: {error}") from None
+            self._checked.add(device)
+        return events
+
+    def segments(self, device: int) -> list[dict[str, Any]]:
+        """Return the segments of a device at the end."""
+        return [s for s in self.snapshot.get("segments", ()) if s.get("device", 0) == device]
+
+    def circumstances(self, device: int) -> Circumstances:
+        """Return under what a device's trace was recorded."""
+        return Circumstances(self.settings, self.limit, self.total_memory, self._outside(device))
+
+    def trace(self, device: int) -> Trace:
+        """Return a device's trace, ready to be replayed; the same object every time.
+
+        Raises:
+            RecordingError: there are no events of that device, or they are malformed.
+        """
+        return self._prepared(device)[0]
+
+    def held(self, device: int) -> list[Held]:
+        """Return what the device's allocator held before the first event.
+
+        Raises:
+            RecordingError: there are no events of that device, or they are malformed.
+        """
+        return self._prepared(device)[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what identifies the recording, ready for `json.dump`; not its events."""
+        return {
+            "source": self.source,
+            "torch": self.extra.get("torch"),
+            "device_name": self.extra.get("device_name"),
+            "total_memory": self.total_memory,
+            "limit": self.limit,
+            "settings": str(self.settings),
+            "devices": {str(index): self._count(index) for index in self.devices},
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        events = sum(map(self._count, self.devices))
+        return f"<Recording {self.source}: {events:,} events, {len(self.snapshot.get('segments', ())):,} segments>"
+
+    def _count(self, device: int) -> int:
+        traces = self.snapshot.get("device_traces", [])
+        return len(traces[device]) if device < len(traces) else 0
+
+    def _about_memory(self, device: int) -> list[dict[str, Any]]:
+        """Return the events of what was got from the driver, given back to it, or refused: a few of very many."""
+        if device not in self._memory_events:
+            kinds = _SIGNS.keys() | {"oom"}
+            self._memory_events[device] = [event for event in self.events(device) if event["action"] in kinds]
+        return self._memory_events[device]
+
+    def _outside(self, device: int) -> int:
+        """Return the bytes of the device that others held when a request failed, as far as that was recorded."""
+        if self.total_memory is None:
+            return 0
+        level, failures = 0, []
+        for event in self._about_memory(device):
+            if event["action"] in _SIGNS:
+                level += _SIGNS[event["action"]] * event["size"]
+            elif isinstance(event.get("device_free"), int):
+                failures.append((event["device_free"], level))
+        start = _total(self.segments(device)) - level
+        found = [self.total_memory - free - level - start for free, level in failures]
+        return max(0, *found) if found else 0
+
+    def _prepared(self, device: int) -> tuple[Trace, list[Held]]:
+        if device not in self._traces:
+            events, segments = self.events(device), self.segments(device)
+            if not events:
+                raise RecordingError(
+                    f"{self.source} has no events of device {device}: record with events before it is saved"
+                )
+            net = sum(
+                _SIGNS[event["action"]] * event["size"]
+                for event in self._about_memory(device)
+                if event["action"] in _SIGNS
+            )
+            trace = compile_trace(
+                events,
+                self.circumstances(device),
+                reserved=max(0, _total(segments) - net),
+                pools=_pool_finder(segments),
+            )
+            add_start(trace, _living(segments, trace))
+            if trace.start:
+                size = format_bytes(sum(block[1] for block in trace.start))
+                trace.notes.append(
+                    f"{len(trace.start)} allocations ({size}) were made before the first recorded event: how they lay "
+                    f"under other settings is unknown"
+                )
+            self._traces[device] = (trace, held_at_start(segments, trace))
+        return self._traces[device]
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """Return the recording in a file: a memory snapshot of PyTorch's, pickled, packed with gzip or not.
+
+    Nothing in the file is run: only plain containers, numbers and strings are admitted.
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording; one line that says what it is instead.
+    """
+    name = Path(path).name
+    data = load_plain(Path(path))
+    if isinstance(data, list) and data and all(isinstance(item, dict) and "blocks" in item for item in data):
+        data = {"segments": data}  # what `torch.cuda.memory_snapshot()` returns
+    try:
+        return Recording(data, name)
+    except RecordingError as error:
+        raise RecordingError(f"{name} is not a recording: {error}") from None
+
+
+def write_recording(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Save a snapshot so that this package and PyTorch's own viewer can read it; packed if the name ends in `.gz`.
+
+    A file of that name is replaced only once the new one is complete.
+
+    Raises:
+        RecordingError: the snapshot is not of PyTorch's format, or the file cannot be written.
+    """
+    target = Path(path)
+    _check(snapshot)
+    data = pickle.dumps(snapshot, protocol=_PROTOCOL)
+    if target.name.endswith(".gz"):
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(data)
+        temporary.replace(target)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise RecordingError(f"{str(target)!r} cannot be written: {error.strerror}; name another place") from error
+    return target
+
+
+def _total(segments: list[dict[str, Any]]) -> int:
+    return sum(segment["total_size"] for segment in segments)
+
+
+_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _pool_finder(segments: list[dict[str, Any]]) -> Any:
+    """Return a function from an address to the id of the private pool it lies in; `None` where there are none."""
+    private = [(s["address"], s["address"] + s["total_size"], pool_of(s)) for s in segments if pool_of(s) != (0, 0)]
+    if not private:
+        return None
+
+    def find(address: int) -> tuple[int, int] | None:
+        return next((pool for low, high, pool in private if low <= address < high), None)
+
+    return find
+
+
+def _living(segments: list[dict[str, Any]], trace: Trace) -> list[tuple[int, int, int, tuple[int, int] | None]]:
+    """Return the blocks that lived through the whole trace: alive at its end, and not made in it."""
+    living = []
+    for segment in segments:
+        address, pool = segment["address"], pool_of(segment)
+        for block in segment["blocks"]:
+            address = block.get("address", address)
+            if block["state"] != "inactive" and address not in trace.alive:
+                requested = block.get("requested_size", block["size"])
+                living.append((address, requested, segment.get("stream", 0), pool if pool != (0, 0) else None))
+            address += block["size"]
+    return living
+
+
+# Whether it is what PyTorch writes. A trace has millions of events: each is looked at by C code only.
+
+
+def _check(data: Any) -> None:
+    if not isinstance(data, dict):
+        raise RecordingError(f"it holds a {type(data).__name__}, not the dict of a memory snapshot")
+    if not data.keys() & {"segments", "device_traces"}:
+        keys = ", ".join(repr(key) for key in list(data)[:3])
+        raise RecordingError(f"it has neither 'segments' nor 'device_traces', but {keys[:60] or 'nothing'}")
+    segments, traces = data.get("segments", []), data.get("device_traces", [])
+    if not isinstance(segments, list) or not isinstance(traces, list):
+        raise RecordingError("its 'segments' and 'device_traces' must be lists")
+    if len(traces) > _MOST_DEVICES:
+        raise RecordingError(f"it has traces of {len(traces):,} devices")
+    for number, segment in enumerate(segments):
+        _check_segment(number, segment)
+    for device, events in enumerate(traces):
+        if not isinstance(events, list):
+            raise RecordingError(f"its trace of device {device} is not a list of events")
+        if len(events) <= _CHECKED_AT_ONCE:
+            _check_events(device, events)
+    _check_extra(data)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _is_address(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _check_segment(number: int, segment: Any) -> None:
+    where = f"its segment {number}"
+    if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
+        raise RecordingError(f"{where} is not a dict with a list of blocks")
+    pool = segment.get("segment_pool_id", (0, 0))
+    if not (
+        _is_address(segment.get("address"))
+        and _is_size(segment.get("total_size"))
+        and type(segment.get("device", 0)) is int
+        and 0 <= segment.get("device", 0) < _MOST_DEVICES
+        and type(segment.get("stream", 0)) is int
+        and -(1 << 63) <= segment.get("stream", 0) < 1 << 64
+        and isinstance(segment.get("segment_type", ""), str)
+        and isinstance(pool, (list, tuple))
+        and len(pool) == 2
+        and all(type(part) is int for part in pool)
+    ):
+        raise RecordingError(f"{where} has an impossible address, size, device, stream, type or pool")
+    inside = 0
+    for block in segment["blocks"]:
+        if not (
+            isinstance(block, dict)
+            and _is_size(block.get("size"))
+            and isinstance(block.get("state"), str)
+            and _is_size(block.get("requested_size", 0))
+            and _is_address(block.get("address", 0))
+        ):
+            raise RecordingError(f"{where} has a block with an impossible size, state or address")
+        inside += block["size"]
+    if inside > segment["total_size"]:
+        raise RecordingError(f"{where} has {inside:,} bytes of blocks in {segment['total_size']:,} bytes")
+
+
+def _check_events(device: int, events: list[Any]) -> None:
+    where = f"its trace of device {device}"
+    try:
+        actions, streams = set(map(itemgetter("action"), events)), set(map(dict.get, events, repeat("stream")))
+    except (KeyError, TypeError, IndexError) as error:
+        raise RecordingError(f"{where} has an event that is not a dict with an action") from error
+    if not set(map(type, actions)) <= {str}:
+        raise RecordingError(f"{where} has an event whose action is not a text")
+    if not all(stream is None or (type(stream) is int and -(1 << 63) <= stream < 1 << 64) for stream in streams):
+        raise RecordingError(f"{where} has an event with an impossible stream")
+    for name in ("size", "addr"):
+        _check_numbers(where, name, events)
+
+
+def _check_numbers(where: str, name: str, events: list[dict[str, Any]]) -> None:
+    # An array takes nothing but numbers from 0 to 2**64. Some events have no size, or no address.
+    try:
+        try:
+            array("Q", map(itemgetter(name), events))
+        except KeyError:
+            array("Q", map(dict.get, events, repeat(name), repeat(0)))
+    except (TypeError, OverflowError) as error:
+        raise RecordingError(f"{where} has an event with an impossible {name}") from error
+
+
+def _check_extra(data: dict[str, Any]) -> None:
+    for key in ("allocator_settings", KEY):
+        if not isinstance(data.get(key, {}), dict):
+            raise RecordingError(f"its {key!r} is a {type(data[key]).__name__}, not a dict")
+    extra = data.get(KEY, {})
+    total, fraction = extra.get("total_memory", 1), extra.get("memory_fraction", 1.0)
+    if not _is_size(total) or not total:
+        raise RecordingError(f"its total memory is {total!r:.60}, not a number of bytes")
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        raise RecordingError(f"its memory fraction is {fraction!r:.60}, not a number from 0 to 1")

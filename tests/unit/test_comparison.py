@@ -1,0 +1,313 @@
+"""What-if: the table, the choice it recommends, the reasons it gives, and what it says when it is not sure."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpumem.allocator import worker
+from jupyter_gpumem.allocator.replay import Conditions, replay
+from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.comparison import whatif
+from jupyter_gpumem.errors import GpumemError, InvalidValueError, RecordingError
+from jupyter_gpumem.recording import Recording, read_recording, write_recording
+from jupyter_gpumem.units import GiB, MiB
+
+DATA = Path(__file__).parents[1] / "data" / "recordings"
+RESNET = DATA / "resnet50-default.pickle.gz"
+BASE = 0x7F0000000000
+
+
+@cache
+def recording(name="resnet50-default"):
+    return read_recording(DATA / f"{name}.pickle.gz")
+
+
+@cache
+def searched(name="resnet50-default"):
+    return whatif(recording(name))
+
+
+def test_the_json_has_the_documented_shape():
+    """`to_dict()` is recording, check and results: bytes as integers, the recorded settings first, then those given."""
+    choices = ["max_split_size_mb:128", "expandable_segments:True"]
+    data = json.loads(json.dumps(whatif(recording(), choices).to_dict()))
+    assert list(data) == ["recording", "check", "results"]
+    assert data["check"] == {"segment_events": 114, "mismatches": 0, "max_difference": 0}
+    assert [row["settings"] for row in data["results"]] == ["", *choices]
+    assert [row["recorded"] for row in data["results"]] == [True, False, False]
+    for row in data["results"]:
+        for key in ("peak_allocated", "peak_reserved", "stranded", "retries", "ooms", "device_frees", "gain"):
+            assert type(row[key]) is int, key
+    assert data["recording"]["source"] == "resnet50-default.pickle.gz"
+    assert data["recording"]["torch"] == "2.11.0+cu130"
+    assert data["recording"]["limit"] is None
+
+
+def test_the_recorded_settings_are_the_reference():
+    """The first row is what was recorded, and gains are measured from it."""
+    result = whatif(recording(), ["expandable_segments:True"])
+    reference, other = result.results
+    assert reference.peak_reserved == recording().extra["memory_stats"]["reserved_bytes.all.peak"]
+    assert (reference.gain, reference.gain_percent, reference.recorded) == (0, 0.0, True)
+    assert other.gain == reference.peak_reserved - other.peak_reserved > 0
+    assert other.gain_percent == pytest.approx(100 * other.gain / reference.peak_reserved)
+    assert result.best == "expandable_segments:True"
+    assert result.confidence == "high"
+    assert result.check.exact
+
+
+def test_a_search_tries_a_sensible_set_and_then_what_is_near():
+    """Without settings a set of single options is tried, then neighbours of the best; nothing twice, nothing unsafe."""
+    rows = [row.settings for row in searched().results]
+    assert len(rows) == len(set(rows)) >= 10
+    assert {"expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4"} <= set(rows)
+    assert not any(warning.startswith("unsafe") for row in searched().results for warning in row.warnings)
+    assert not any("garbage_collection" in row for row in rows), "without a cap it would do nothing"
+    capped = [row.settings for row in searched("encoder-default-cap4.3-oom").results]
+    assert any("garbage_collection" in row for row in capped)
+
+
+def test_settings_that_the_recorded_version_lacks_are_not_tried():
+    """`large_segment_size_mb` came with PyTorch 2.11 and is no advice for an older one."""
+    snapshot = dict(recording().snapshot)
+    snapshot["jupyter_gpumem"] = {**snapshot["jupyter_gpumem"], "torch": "2.10.0+cu128"}
+    old = whatif(Recording(snapshot))
+    assert not any("large_segment_size" in row.settings for row in old.results)
+    assert any("large_segment_size" in row.settings for row in searched().results)
+
+
+def test_the_best_is_the_simplest_near_the_lowest_peak():
+    """A second option that gains next to nothing is not recommended."""
+    result = searched("encoder-default")
+    assert result.best == "expandable_segments:True"
+    lowest = min(row.peak_reserved for row in result.results)
+    best = next(row for row in result.results if row.best)
+    assert best.peak_reserved <= lowest + 0.01 * result.results[0].peak_reserved
+    assert [row.best for row in result.results].count(True) == 1
+
+
+def test_a_choice_that_avoids_a_failure_is_best():
+    """Where the recorded settings failed, one that does not is recommended, and the reason counts the failures."""
+    result = searched("encoder-default-cap4.3-oom")
+    assert result.results[0].ooms == 1
+    assert result.results[0].first_oom == 5479
+    best = next(row for row in result.results if row.best)
+    assert (best.settings, best.ooms, best.saved_ooms) == ("expandable_segments:True", 0, 1)
+    assert "0 failed requests instead of 1" in result.why
+
+
+def test_when_nothing_helps_it_says_so():
+    """A workload that wastes nothing gets no advice."""
+    result = searched("encoder-expandable")
+    assert result.best is None
+    assert result.why.startswith("Nothing tried needs less")
+    worse = whatif(recording(), ["max_split_size_mb:128"])
+    assert worse.best is None
+    assert worse.results[1].gain < 0
+    assert worse.why.endswith("Nothing tried changes that.")
+
+
+def test_the_reason_comes_from_the_models_memory():
+    """It names how many free segments of which sizes were no use, for which request, and what changes that."""
+    why = searched().why
+    assert "81.4% was not allocated" in why
+    assert "74 free segments of 2.00 MiB to 392.00 MiB" in why
+    assert "a request of 392.50 MiB" in why
+    assert "expandable segments grow 2 segments" in why.lower()
+    assert why.count(". ") <= 2
+
+
+@pytest.mark.parametrize(
+    ("source", "choice", "said"),
+    [
+        ("encoder-maxsplit128", "", "may be split again"),
+        ("encoder-default", "roundup_power2_divisions:4", "rounded sizes fit"),
+        ("encoder-default", "large_segment_size_mb:64", "share segments of 64.00 mib"),
+        ("encoder-maxsplit128-cap5", "garbage_collection_threshold:0.6", "given back early"),
+        ("encoder-default-cap4.3-oom", "max_split_size_mb:128", "stay whole"),
+    ],
+)
+def test_each_option_has_its_reason(source, choice, said):
+    """Whatever option helps, the reason says what it does."""
+    result = whatif(recording(source), [choice])
+    assert result.best == choice
+    assert said in result.why.lower()
+
+
+def test_unsafe_choices_are_marked_and_never_best():
+    """An unsafe combination is shown with its warning, but not recommended, however low it comes out."""
+    result = whatif(recording(), ["max_split_size_mb:512,expandable_segments:True", "garbage_collection_threshold:0.8"])
+    assert result.results[1].warnings[0].startswith("unsafe: max_split_size_mb with expandable_segments")
+    assert result.results[2].warnings[0].startswith("pointless: garbage_collection_threshold")
+    assert not any(row.best for row in result.results)
+
+
+def test_the_recorded_cap_stays_unless_told_otherwise():
+    """The recorded cap is in force; `off` lifts it, a size replaces it, and then the reference is the model's."""
+    capped = recording("encoder-default-cap4.3-oom")
+    assert whatif(capped, []).limit == capped.limit == int(capped.extra["memory_fraction"] * capped.total_memory)
+    free = whatif(capped, [], limit="off")
+    assert (free.limit, free.results[0].ooms, free.results[0].saved_ooms) == (None, 0, 1)
+    assert free.check.exact
+    assert whatif(capped, [], limit="3GiB").limit == 3 * GiB
+    assert whatif(capped, [], limit=4 * GiB).results[0].ooms >= 1
+
+
+def test_another_card_is_assumed():
+    """With another memory size the workload is judged on that card."""
+    small = whatif(recording(), ["expandable_segments:True"], memory="6GiB")
+    assert small.memory == 6 * GiB
+    assert small.results[0].retries > 0
+    assert small.results[0].peak_reserved <= 6 * GiB
+    assert small.results[1].retries == 0
+    assert whatif(recording(), [], memory=4 * GiB).results[0].ooms > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"settings": ["max_split_size:1"]}, "did you mean 'max_split_size_mb'"),
+        ({"memory": "lots"}, "not a size"),
+        ({"memory": 0}, "not possible"),
+        ({"limit": "-1"}, "not a size"),
+        ({"limit": -1}, "not possible"),
+        ({"device": 3}, "no device 3; it has 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, said):
+    """Settings, sizes and devices that make no sense are refused in one line before anything is replayed."""
+    with pytest.raises(InvalidValueError, match=said):
+        whatif(recording(), **arguments)
+
+
+def test_files_are_read_and_refused():
+    """The name of a file will do; one without events, or that is none, is refused."""
+    assert whatif(RESNET, []).recording["source"] == RESNET.name
+    with pytest.raises(RecordingError, match="no events"):
+        whatif(Recording({"segments": [], "device_traces": [[]]}))
+    with pytest.raises(RecordingError, match="is a directory"):
+        whatif(DATA)
+
+
+def test_processes_give_what_one_gives():
+    """Two processes come to the same results in the same order, and progress counts all of them."""
+    seen = []
+    both = whatif(recording(), jobs=2, progress=lambda done, planned: seen.append((done, planned)))
+    assert both == searched()
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == len(both.results) - 1
+
+
+def test_a_process_that_fails_is_told(monkeypatch):
+    """When a child breaks, its last line is passed on, and no process stays behind."""
+    trace, settings = recording().trace(0), [AllocatorSettings()] * 2
+    started = []
+    start = subprocess.Popen
+
+    def broken(arguments, **more):
+        started.append(start([arguments[0], "-c", "raise SystemExit('no luck')"], **more))
+        return started[-1]
+
+    monkeypatch.setattr(worker.subprocess, "Popen", broken)
+    with pytest.raises(GpumemError, match="no luck"), worker.Replays(trace, Conditions(), jobs=2) as replays:
+        replays.run(settings, meanwhile=lambda: replays._children[0]._thread.join())
+    assert all(child.poll() is not None for child in started)
+
+
+def test_an_interrupt_ends_the_children(monkeypatch):
+    """Ctrl-C in the middle leaves no process behind."""
+    started = []
+    start = subprocess.Popen
+
+    def listened(*arguments, **more):
+        started.append(start(*arguments, **more))
+        return started[-1]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker.subprocess, "Popen", listened)
+    monkeypatch.setattr(worker, "replay", interrupted)
+    with pytest.raises(KeyboardInterrupt), worker.Replays(recording().trace(0), Conditions(), jobs=2) as replays:
+        replays.run([AllocatorSettings()] * 9)
+    assert [child.poll() is not None for child in started] == [True]
+
+
+def test_doubt_is_told():
+    """A trace whose beginning is lost, or that was changed, lowers the confidence and says why."""
+    source = recording()
+    events = source.events(0)
+    cut = whatif(Recording({**source.snapshot, "device_traces": [events[5000:]]}), [])
+    assert cut.confidence == "lowered"
+    assert any("before the first recorded event" in note for note in cut.notes)
+    bare = {key: value for key, value in source.snapshot.items() if key != "jupyter_gpumem"}
+    plain = whatif(Recording(bare), [])
+    assert plain.confidence == "lowered"
+    assert any("size of the device was not recorded" in note for note in plain.notes)
+    wrong = dict(source.snapshot, allocator_settings={"expandable_segments": True})
+    other = whatif(Recording(wrong), [])
+    assert not other.check.exact
+    assert other.confidence == "lowered"
+    assert any("differ in a replay" in note for note in other.notes)
+
+
+def test_the_device_with_the_most_events_is_taken():
+    """A snapshot of several devices is judged by the busiest, unless another is named."""
+    one = [{"action": "alloc", "addr": BASE, "size": 5 * MiB, "stream": 0}]
+    both = Recording({"segments": [], "device_traces": [one, recording().events(0)[:2]]})
+    assert both.devices == (0, 1)
+    assert whatif(both, []).device == 1
+    assert whatif(both, [], device=0).device == 0
+
+
+def test_what_the_user_set_besides_is_kept():
+    """Keys that are not being tried stay in every string that is proposed."""
+    snapshot = dict(recording().snapshot)
+    snapshot["jupyter_gpumem"] = {**snapshot["jupyter_gpumem"], "alloc_conf": "pinned_num_register_threads:8"}
+    result = whatif(Recording(snapshot))
+    assert all(row.settings.endswith("pinned_num_register_threads:8") for row in result.results)
+
+
+def test_changed_recordings_are_judged_or_refused(tmp_path):
+    """Recordings with events dropped, repeated, swapped or changed give a result or one line, no traceback."""
+    chance = random.Random(3)
+    events = recording("encoder-default-cap4.3-oom").events(0)[:400]
+    for number in range(120):
+        mixed = [dict(event) for event in events]
+        for _ in range(chance.randint(1, 30)):
+            index, kind = chance.randrange(len(mixed)), chance.randrange(5)
+            if kind == 0:
+                del mixed[index]
+            elif kind == 1:
+                mixed.insert(index, dict(chance.choice(mixed)))
+            elif kind == 2:
+                other = chance.randrange(len(mixed))
+                mixed[index], mixed[other] = mixed[other], mixed[index]
+            elif kind == 3:
+                mixed[index]["size"] = chance.choice([0, 1, 1 << 20, 1 << 40, 1 << 59, (1 << 60) - 1])
+            else:
+                mixed[index]["addr"] = chance.choice([0, 1, BASE, (1 << 64) - 1])
+        snapshot = dict(recording("encoder-default-cap4.3-oom").snapshot, device_traces=[mixed])
+        path = write_recording(snapshot, tmp_path / f"{number}.pickle")
+        choices = ["expandable_segments:True"] if number % 2 else ["max_split_size_mb:32"]
+        try:
+            result = whatif(path, choices)
+        except GpumemError as error:
+            assert "\n" not in str(error)
+        else:
+            assert len(result.results) == 2
+            pickle.dumps(result)
+
+
+def test_replays_of_nothing():
+    """A trace without requests needs nothing."""
+    trace = Recording({"segments": [], "device_traces": [[{"action": "snapshot", "addr": 0, "size": 0}]]}).trace(0)
+    result = replay(trace, AllocatorSettings(), Conditions())
+    assert (result.peak_reserved, result.unallocated_ratio) == (0, None)

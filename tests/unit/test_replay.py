@@ -1,0 +1,386 @@
+"""Replays of real recordings: exact under the recorded settings, and right about the others that were recorded too."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyter_gpumem.allocator.check import check
+from jupyter_gpumem.allocator.model import Allocator, ModelOutOfMemoryError
+from jupyter_gpumem.allocator.replay import Conditions, replay, stranded
+from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.allocator.trace import EMPTY, FAIL, Circumstances, compile_trace
+from jupyter_gpumem.errors import RecordingError
+from jupyter_gpumem.recording import Recording, read_recording
+from jupyter_gpumem.units import GiB, MiB
+
+DATA = Path(__file__).parents[1] / "data" / "recordings"
+NAMES = sorted(path.name.removesuffix(".pickle.gz") for path in DATA.glob("*.gz"))
+
+
+@cache
+def recording(name):
+    return read_recording(DATA / f"{name}.pickle.gz")
+
+
+@cache
+def checked(name):
+    """Return the check of a recording, the replay it made, and the model at its end."""
+    source = recording(name)
+    return check(source.trace(0), source.circumstances(0), source.held(0))
+
+
+def peak(name):
+    """Return the reserved peak of the real run."""
+    return recording(name).extra["memory_stats"]["reserved_bytes.all.peak"]
+
+
+def predicted(name, text, limit=None):
+    return replay(recording(name).trace(0), AllocatorSettings.parse(text), Conditions(limit=limit))
+
+
+def flat(stats, prefix=""):
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# The recorded settings
+
+
+def test_there_are_recordings():
+    """The recordings that all of this is measured against are there."""
+    assert len(NAMES) == 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_lies_where_it_was_recorded(name):
+    """With segment addresses fed back, every address, driver call, reserved level, failure and retry is as recorded."""
+    result, outcome, _ = checked(name)
+    stats = recording(name).extra["memory_stats"]
+    assert dataclasses.astuple(result)[1:3] == (0, 0)
+    assert result.exact
+    assert result.misplaced == 0
+    assert result.blocks == sum(event["action"] == "alloc" for event in recording(name).events(0))
+    assert result.segment_events == sum(event["action"].startswith("segment") for event in recording(name).events(0))
+    assert result.segment_events > 0
+    assert result.retries == stats["num_alloc_retries"]
+    assert result.ooms == stats["num_ooms"]
+    assert outcome.peak_reserved == stats["reserved_bytes.all.peak"]
+    assert outcome.peak_allocated == stats["allocated_bytes.all.peak"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_counter_ends_as_recorded(name):
+    """Each number of the real `memory_stats()` is the model's too: peaks, totals, splits, oversize blocks, calls."""
+    model = dict(flat(checked(name)[2].stats()))
+    real = recording(name).extra["memory_stats"]
+    assert {key: model[key] for key in real} == dict(real)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_final_snapshot_is_as_recorded(name):
+    """The model's segments at the end are PyTorch's, block by block, requested sizes of freed blocks included."""
+    assert checked(name)[2].snapshot() == recording(name).segments(0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_own_addresses_give_the_recorded_peak(name):
+    """With addresses handed out by the modelled driver the reserved peak is the recorded one too."""
+    source = recording(name)
+    own = replay(source.trace(0), source.settings, Conditions(source.total_memory, 0, source.limit))
+    assert own.peak_reserved == peak(name)
+    assert own.retries == checked(name)[1].retries
+    assert own.first_oom == checked(name)[1].first_oom
+
+
+def test_the_failure_is_at_its_event():
+    """The request that failed when it was recorded fails in the model, and only that."""
+    events = recording("encoder-default-cap4.3-oom").events(0)
+    outcome = checked("encoder-default-cap4.3-oom")[1]
+    assert events[outcome.first_oom]["action"] == "oom"
+    assert outcome.ooms == 1
+
+
+def test_calls_of_empty_cache_are_recognised():
+    """Segments given back that no failed request explains are the user's own `empty_cache()`, not retries."""
+    trace = recording("random-3streams-default").trace(0)
+    assert sum(kind == EMPTY for _, kind, _ in trace.special) >= 4
+    assert recording("random-3streams-default").extra["memory_stats"]["num_alloc_retries"] == 0
+    under_cap = recording("encoder-maxsplit128-cap5").trace(0)
+    assert not any(kind == EMPTY for _, kind, _ in under_cap.special)
+
+
+# Other settings that were recorded too
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "target"),
+    [
+        ("encoder-default", "expandable_segments:True", "encoder-expandable"),
+        ("encoder-default", "max_split_size_mb:128", "encoder-maxsplit128"),
+        ("encoder-default", "max_split_size_mb:128", "encoder-maxsplit128-cap5"),
+        ("encoder-expandable", "", "encoder-default"),
+        ("encoder-expandable", "max_split_size_mb:128", "encoder-maxsplit128-cap5"),
+        ("encoder-maxsplit128", "", "encoder-default"),
+        ("encoder-maxsplit128", "expandable_segments:True", "encoder-expandable"),
+        ("encoder-maxsplit128-cap5", "max_split_size_mb:128", "encoder-maxsplit128"),
+    ],
+)
+def test_other_settings_are_predicted_to_the_byte(source, text, target):
+    """The trace of one run predicts the reserved peak, retries and driver calls of another, under other settings."""
+    result, real = predicted(source, text, recording(target).limit), recording(target).extra["memory_stats"]
+    assert result.peak_reserved == peak(target)
+    assert result.retries == real["num_alloc_retries"]
+    assert result.device_allocations == real["num_device_alloc"]
+    assert result.device_frees == real["num_device_free"]
+    assert result.ooms == 0
+
+
+def test_a_tighter_cap_is_predicted():
+    """The run without a cap foretells the failure of the run with 4.3 GiB within a few requests, and its peak."""
+    real = recording("encoder-default-cap4.3-oom")
+    result = predicted("encoder-default", "", real.limit)
+    first = checked("encoder-default-cap4.3-oom")[1].first_oom
+    assert abs(result.first_oom - first) <= 2
+    assert abs(result.peak_reserved / peak("encoder-default-cap4.3-oom") - 1) < 0.005
+    assert predicted("encoder-default", "expandable_segments:True", real.limit).ooms == 0
+
+
+def test_random_traffic_is_predicted_within_two_percent():
+    """Random sizes on three streams, replayed with the model's own addresses, need what they needed."""
+    assert abs(predicted("random-3streams-default", "").peak_reserved / peak("random-3streams-default") - 1) < 0.02
+
+
+def test_replays_are_deterministic():
+    """The same trace under the same settings comes to the same, number by number."""
+    assert predicted("resnet50-default", "max_split_size_mb:128") == predicted(
+        "resnet50-default", "max_split_size_mb:128"
+    )
+
+
+def test_a_smaller_device_retries_and_fails():
+    """A device too small for the workload flushes its cache and then fails, at an event that is named."""
+    result = replay(recording("resnet50-default").trace(0), AllocatorSettings(), Conditions(5 * GiB, 512 * MiB))
+    assert result.ooms > 0
+    assert result.retries >= result.ooms
+    assert result.peak_reserved <= 5 * GiB - 512 * MiB
+    assert recording("resnet50-default").events(0)[result.first_oom]["action"] == "alloc"
+
+
+# Traces that begin in the middle
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+def test_the_start_is_reconstructed(name, share):
+    """When the first events are lost, what was alive and reserved before is found again, and the doubt is told."""
+    source = recording(name)
+    events = source.events(0)
+    lost = int(len(events) * share)
+    cut = Recording({**source.snapshot, "device_traces": [events[lost:]]}, "cut")
+    trace, whole = cut.trace(0), source.trace(0)
+    kept = [event for event in events[:lost] if event["action"].startswith("segment")]
+    assert trace.reserved == sum(
+        event["size"] if event["action"] in {"segment_alloc", "segment_map"} else -event["size"] for event in kept
+    )
+    alive = set()
+    for event in events[:lost]:
+        if event["action"] == "alloc":
+            alive.add(event["addr"])
+        elif event["action"] == "free_completed":
+            alive.discard(event["addr"])
+    assert {block[0] for block in trace.start} == alive
+    assert any("before the first recorded event" in note for note in trace.notes) == bool(alive)
+    result, outcome, _ = check(trace, cut.circumstances(0), cut.held(0))
+    assert result.max_difference == 0
+    assert result.misplaced <= 0.05 * result.blocks, "only slack behind blocks that are gone is unknown"
+    assert outcome.peak_reserved <= peak(name)
+    assert len(trace.addresses) <= len(whole.addresses)
+    assert replay(trace, AllocatorSettings(), Conditions()).ooms == 0
+
+
+# Synthetic traces, of which all is known
+
+
+class Recorder(Allocator):
+    """An allocator that writes PyTorch's trace of what it does."""
+
+    def __init__(self, *arguments, **more):
+        self.events = []
+        super().__init__(*arguments, **more)
+        for name, action in (("release", "segment_free"), ("unmap", "segment_unmap"), ("map", "segment_map")):
+            self._listen(name, action)
+        allocate = self.driver.allocate
+
+        def listened(size):
+            address = allocate(size)
+            if address is not None:
+                self.note("segment_alloc", address, size)
+            return address
+
+        self.driver.allocate = listened
+
+    def _listen(self, name, action):
+        inner = getattr(self.driver, name)
+
+        def listened(address, size):
+            answer = inner(address, size)
+            if answer is not False:
+                self.note(action, address, size)
+            return answer
+
+        setattr(self.driver, name, listened)
+
+    def note(self, action, address, size, stream=0):
+        self.events.append({"action": action, "addr": address, "size": size, "stream": stream})
+
+    def malloc(self, size, stream=0, pool=None):
+        try:
+            address = super().malloc(size, stream, pool)
+        except ModelOutOfMemoryError:
+            self.events.append({"action": "oom", "device_free": 0, "size": size, "stream": stream})
+            raise
+        self.note("alloc", address, size, stream)
+        return address
+
+    def free(self, address):
+        self.note("free_requested", address, self.blocks[address].requested, self.blocks[address].shelf.stream)
+        self.note("free_completed", address, self.blocks[address].requested, self.blocks[address].shelf.stream)
+        super().free(address)
+
+    def defer(self, address):
+        self.note("free_requested", address, self.blocks[address].requested, self.blocks[address].shelf.stream)
+        super().defer(address)
+
+    def complete(self, address):
+        if address in self._pending:
+            self.note("free_completed", address, self._pending[address].requested)
+        return super().complete(address)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("malloc"), st.integers(1, 2 * MiB) | st.integers(1, 80 * MiB), st.integers(0, 1)),
+        st.tuples(st.just("malloc"), st.integers(1, 2 * MiB) | st.integers(1, 80 * MiB), st.integers(0, 1)),
+        st.tuples(st.just("free"), st.integers(0, 1000)),
+        st.tuples(st.just("defer"), st.integers(0, 1000)),
+        st.tuples(st.just("complete"), st.integers(0, 1000)),
+        st.tuples(st.just("empty")),
+    ),
+    max_size=50,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("", None),
+        ("expandable_segments:True", None),
+        ("max_split_size_mb:32", 300 * MiB),
+        ("", 300 * MiB),
+        ("expandable_segments:True", 300 * MiB),
+        ("garbage_collection_threshold:0.4", 300 * MiB),
+        ("roundup_power2_divisions:4", 300 * MiB),
+    ],
+)
+@given(script=steps)
+@settings(max_examples=40, deadline=None)
+def test_what_the_model_records_it_replays(text, limit, script):
+    """Traces of the model itself, with pending frees, failures and emptied caches, are replayed exactly."""
+    choice = AllocatorSettings.parse(text)
+    allocator = Recorder(choice, total_memory=10 * GiB, limit=limit)
+    live, pending = [], []
+    for step, *values in script:
+        if step == "malloc":
+            with suppress(ModelOutOfMemoryError):
+                live.append(allocator.malloc(*values))
+        elif step == "free" and live:
+            allocator.free(live.pop(values[0] % len(live)))
+        elif step == "defer" and live:
+            pending.append(live.pop(values[0] % len(live)))
+            allocator.defer(pending[-1])
+        elif step == "complete" and pending:
+            allocator.complete(pending.pop(values[0] % len(pending)))
+        elif step == "empty":
+            allocator.empty_cache()
+            pending.clear()
+    circumstances = Circumstances(choice, limit, 10 * GiB)
+    result, outcome, model = check(compile_trace(allocator.events, circumstances), circumstances)
+    assert result.exact, result
+    assert outcome.peak_reserved == allocator.total.reserved.peak
+    assert model.snapshot() == allocator.snapshot()
+
+
+def test_stranded_is_what_emptying_does_not_return():
+    """The free bytes that stay after `empty_cache()` are the stranded ones, also of growing and of private memory."""
+    for text in ("", "expandable_segments:True"):
+        allocator = Allocator(AllocatorSettings.parse(text))
+        blocks = [allocator.malloc(size * MiB) for size in (50, 3, 50, 1)]
+        private = allocator.malloc(30 * MiB, pool=(1, 0))
+        for block in (blocks[0], blocks[2], private):
+            allocator.free(block)
+        expected = stranded(allocator)
+        allocator.empty_cache()
+        total = allocator.total
+        assert allocator.reserved - total.size == expected == stranded(allocator)
+
+
+def test_a_request_that_failed_is_tried_and_given_back():
+    """Where there is memory after all, the request that had failed is counted as saved, and what follows goes on."""
+    events = [{"action": "oom", "device_free": 5, "size": 50 * MiB, "stream": 0}]
+    trace = compile_trace(events, Circumstances(AllocatorSettings()))
+    assert [kind for _, kind, _ in trace.special] == [FAIL]
+    assert replay(trace, AllocatorSettings(), Conditions()).saved_ooms == 1
+    assert replay(trace, AllocatorSettings(), Conditions(limit=10 * MiB)).first_oom == 0
+
+
+def test_private_pools_of_the_trace_are_kept_apart():
+    """Case O18: requests of private pools are replayed in their own pools, told by the event or by the snapshot."""
+    base = 0x7F0000000000
+    events = [
+        {"action": "segment_alloc", "addr": base, "size": 20 * MiB, "stream": 0},
+        {"action": "alloc", "addr": base, "size": 5 * MiB, "stream": 0},
+        {"action": "free_requested", "addr": base, "size": 5 * MiB, "stream": 0},
+        {"action": "free_completed", "addr": base, "size": 5 * MiB, "stream": 0},
+        {"action": "segment_alloc", "addr": base - 20 * MiB, "size": 20 * MiB, "stream": 0},
+        {"action": "alloc", "addr": base - 20 * MiB, "size": 5 * MiB, "stream": 0},
+    ]
+    told = [event | {"pool_id": (0, 1)} if event["addr"] == base else event for event in events]
+    segment = {"address": base, "total_size": 20 * MiB, "segment_type": "large", "segment_pool_id": (0, 1)}
+    other = {"address": base - 20 * MiB, "total_size": 20 * MiB, "segment_type": "large", "segment_pool_id": (0, 0)}
+    blocks = [{"address": base, "size": 20 * MiB, "state": "inactive"}]
+    used = [{"address": base - 20 * MiB, "size": 5 * MiB, "state": "active_allocated"}]
+    snapshot = [segment | {"blocks": blocks}, other | {"blocks": used}]
+    for trace, segments in ((told, []), (events, snapshot)):
+        source = Recording({"segments": segments, "device_traces": [trace]})
+        assert [request[2] for request in source.trace(0).requests] == [(0, 1), None]
+        assert check(source.trace(0), source.circumstances(0), source.held(0))[0].exact
+    mixed = Recording({"segments": [], "device_traces": [events]})
+    assert check(mixed.trace(0), mixed.circumstances(0))[0].mismatches > 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"action": "alloc", "size": 5, "stream": 0},
+        {"action": "alloc", "addr": 5, "size": 1 << 61, "stream": 0},
+        {"action": "alloc", "addr": 5, "size": 5, "stream": 0, "pool_id": "ab"},
+        {"action": "alloc", "addr": 5, "size": 5, "stream": 0, "pool_id": 7},
+        {"action": "segment_alloc", "addr": 5, "size": 1 << 61, "stream": 0},
+        {"action": "free_requested", "size": 5, "stream": 0},
+    ],
+)
+def test_malformed_events_are_refused(event):
+    """An event that lacks what a replay needs is refused in one line when the trace is prepared."""
+    with pytest.raises(RecordingError) as error:
+        Recording({"segments": [], "device_traces": [[event]]}).trace(0)
+    assert "\n" not in str(error.value)
