@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, UnavailableError
+    from .comparison import WhatIf, whatif
+    from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
     from .measurement import Measure, measure
     from .overview import status
+    from .recorder import record
+    from .recording import Recording, read_recording
     from .records import Measurement, Status
     from .tracker import Tracker
 
@@ -28,11 +31,17 @@ _HOMES = {
     "InvalidValueError": "errors",
     "Measure": "measurement",
     "Measurement": "records",
+    "Recording": "recording",
+    "RecordingError": "errors",
     "Status": "records",
     "Tracker": "tracker",
     "UnavailableError": "errors",
+    "WhatIf": "comparison",
     "measure": "measurement",
+    "read_recording": "recording",
+    "record": "recorder",
     "status": "overview",
+    "whatif": "comparison",
 }
 
 __all__ = [
@@ -41,11 +50,17 @@ __all__ = [
     "InvalidValueError",
     "Measure",
     "Measurement",
+    "Recording",
+    "RecordingError",
     "Status",
     "Tracker",
     "UnavailableError",
+    "WhatIf",
     "measure",
+    "read_recording",
+    "record",
     "status",
+    "whatif",
 ]
 
 

@@ -85,7 +85,9 @@ class WhatIfRow(Record):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf(Record):
-    """A workload under several allocator settings, the recorded ones first.
+    """A workload under several allocator settings: the recorded ones first, then those asked for, in their order.
+
+    Where none were asked for, those that were tried follow, the best first.
 
     Attributes:
         recording: what identifies the recording.
@@ -183,6 +185,7 @@ def whatif(
         if chosen is None:
             second = search.near(min(rows, key=lambda row: _cost(*row))[0])
             rows += zip(second, run(second), strict=True)
+            rows[1:] = sorted(rows[1:], key=lambda row: _cost(*row))
     best = _best(rows)
     notes = [*recording.notes, *trace.notes]
     if not checked.exact:
@@ -268,14 +271,17 @@ def _row(
     )
 
 
-def _cost(choice: AllocatorSettings, result: Replay) -> tuple[int, int, int, int]:
-    """Return what makes one choice worse than another: failures, then memory, then waiting for the driver."""
-    return (
-        result.ooms - result.saved_ooms,
-        result.peak_reserved,
-        result.device_frees + result.retries,
-        len(str(choice)),
-    )
+def _failure(result: Replay) -> tuple[bool, int]:
+    """Return what makes one failure worse than another: that there is one, and how early.
+
+    How many there are says little: nobody knows what the program would have done after the first.
+    """
+    return (result.ooms > 0, -(result.first_oom or 0))
+
+
+def _cost(choice: AllocatorSettings, result: Replay) -> tuple[tuple[bool, int], int, int, int]:
+    """Return what makes one choice worse than another: failure, then memory, then waiting for the driver."""
+    return (_failure(result), result.peak_reserved, result.device_frees + result.retries, len(str(choice)))
 
 
 def _best(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
@@ -289,7 +295,7 @@ def _best(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
         return None
     reference, least = _cost(*rows[0]), _cost(*rows[lowest])
     little = int(_LITTLE * rows[0][1].peak_reserved)
-    if least[0] == reference[0] and least[1] > reference[1] - max(1, little):
+    if least[0] > reference[0] or (least[0] == reference[0] and least[1] > reference[1] - max(1, little)):
         return None
     close = [n for n in usable if _cost(*rows[n])[0] == least[0] and rows[n][1].peak_reserved <= least[1] + little]
     return min(close, key=lambda n: (str(rows[n][0]).count(":"), *_cost(*rows[n])))

@@ -48,7 +48,7 @@ def explain(
     if best is None and ratio < _LITTLE:
         return (
             f"Nothing tried needs less: at the peak of {format_bytes(reference[1].peak_reserved)} all but "
-            f"{ratio:.1%} of the reserved memory was allocated."
+            f"{100 * ratio:.1f} % of the reserved memory was allocated."
         )
     first = _what_is_wrong(_at_peak(trace, conditions, *reference), reference[1])
     return f"{first} {_what_helps(reference, best) if best is not None else 'Nothing tried changes that.'}"
@@ -86,8 +86,8 @@ def _what_is_wrong(peak: _Peak, result: Replay) -> str:
     ratio = result.unallocated_ratio or 0.0
     lay = " and ".join(parts) or "nothing that was free"
     return (
-        f"At the reserved peak of {format_bytes(result.peak_reserved)}, {ratio:.1%} was not allocated: {lay} could not "
-        f"serve a request of {format_bytes(peak.request)}."
+        f"At the reserved peak of {format_bytes(result.peak_reserved)}, {100 * ratio:.1f} % was not allocated: {lay} "
+        f"could not serve a request of {format_bytes(peak.request)}."
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .options import Options, positive, size, variable
+from .options import Options, cores, file_names, index, positive, size, variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,14 @@ def _device_names() -> Iterable[str]:
     ready = list(devices.ready_devices())
     return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
 
+
+EXAMPLES_OF_SETTINGS = (
+    "expandable_segments:True",
+    "garbage_collection_threshold:0.8",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:8",
+)
+"""What Tab offers where allocator settings are expected."""
 
 GPUMEM = Magic(
     Options(
@@ -81,4 +89,52 @@ GPUMEM_AUTO = Magic(
     "gpumem:auto",
 )
 
-MAGICS = (GPUMEM, GPUMEM_AUTO)
+GPUMEM_RECORD = Magic(
+    Options(
+        "gpumem_record",
+        "Record what the allocator does, beside whatever you record yourself. The recording is PyTorch's own snapshot\n"
+        "format: its viewer reads it too. stop keeps it for %gpumem_whatif, until the next start.",
+        usage=("%gpumem_record [start|stop|status] [options]", "%gpumem_record save FILE"),
+        examples="examples:\n"
+        "  %gpumem_record start\n"
+        "  %gpumem_record save run.pickle.gz    packed, because of the name; also while it runs",
+    )
+    .option("action", nargs="?", choices=("start", "stop", "save", "status"), default="status", help="what to do")
+    .option("file", nargs="?", metavar="FILE", complete=file_names, help="where to save it")
+    .option("--max-entries", type=positive, default=1_000_000, metavar="N", help="keep the newest N events (1,000,000)")
+    .option("--no-stacks", action="store_true", help="do not record where allocations are made: 1 us less for each")
+    .finish(),
+    "whatif:record",
+)
+
+GPUMEM_WHATIF = Magic(
+    Options(
+        "gpumem_whatif",
+        "Replay a recording under other allocator settings or on another card, and say which would help and why.\n"
+        "Without a file: the recording that runs, or that was stopped last. Without --set: a sensible set is tried,\n"
+        "then what is near the best of it.",
+        usage=("%gpumem_whatif [FILE] [options]",),
+        examples="examples:\n"
+        "  %gpumem_whatif\n"
+        "  %gpumem_whatif run.pickle.gz --set expandable_segments:True --set max_split_size_mb:128\n"
+        "  %gpumem_whatif run.pickle.gz --memory 24GiB     would it fit on a smaller card?",
+    )
+    .option("file", nargs="?", metavar="FILE", complete=file_names, help="a recording, as %%gpumem_record saves it")
+    .option(
+        "--set",
+        action="append",
+        dest="settings",
+        metavar="KEY:VALUE,...",
+        complete=lambda: EXAMPLES_OF_SETTINGS,
+        help="settings to try; repeatable",
+    )
+    .option("--memory", metavar="SIZE", help="the card to assume, such as 24GiB; default: the recorded one")
+    .option("--limit", metavar="SIZE|off", default="recorded", help="the cap on reserved memory; default: the recorded")
+    .option("-d", "--device", type=index, metavar="N", help="which device; default: the one with the most events")
+    .option("-j", "--jobs", type=positive, default=cores(), metavar="N", help="how many processes (one for each core)")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "whatif:compare",
+)
+
+MAGICS = (GPUMEM, GPUMEM_AUTO, GPUMEM_RECORD, GPUMEM_WHATIF)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -135,6 +137,24 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a number of at least 1: {text!r}")
     return int(text)
+
+
+def index(text: str) -> int:
+    """Read a device's index."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a device's index: {text!r}")
+    return int(text)
+
+
+def cores() -> int:
+    """Return how many processes can work at once."""
+    count = getattr(os, "process_cpu_count", os.cpu_count)()  # the first is of Python 3.13
+    return count or 1
+
+
+def file_names() -> Iterable[str]:
+    """Return the recordings of the current folder, for completion."""
+    return sorted(path.name for path in Path().glob("*.pickle*"))
 
 
 def variable(text: str) -> str:

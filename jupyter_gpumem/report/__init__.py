@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.records import Measurement, Record, Series, Status
+from jupyter_gpumem.comparison import WhatIf
+from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status
 
+from .comparison import recorder_sheets, whatif_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
+from .recording import recording_sheets
 from .sheet import Sheet, to_html, to_text
 from .status import status_sheets
 
@@ -14,13 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Sheet", "measurement_line", "mimebundle", "to_html", "to_text"]
+__all__ = ["Sheet", "measurement_line", "mimebundle", "recording_sheets", "to_html", "to_text", "whatif_sheets"]
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     Measurement: measurement_sheets,
+    RecorderStatus: recorder_sheets,
     Series: series_sheets,
     Status: status_sheets,
+    WhatIf: whatif_sheets,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_TEXT_WIDTH = 118
 _CELL = "padding:1px 0 1px 1.2em;text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
 _NAME = "padding:1px 0;text-align:left;white-space:nowrap"
 _BAR = ("#0072b2", "#56b4e9", "#e69f00", "#cc79a7", "#999999", "#d9d9d9", "#f0f0f0")
@@ -47,7 +49,8 @@ def _text_lines(sheet: Sheet) -> list[str]:
         for name, *numbers in cells:
             padded = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
             lines.append("  ".join(("  " + name.ljust(widths[0]), *padded)).rstrip())
-    lines += ["  " + note for note in sheet.notes]
+    for note in sheet.notes:
+        lines += textwrap.wrap(note, _TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

@@ -117,7 +117,7 @@ def test_when_nothing_helps_it_says_so():
 def test_the_reason_comes_from_the_models_memory():
     """It names how many free segments of which sizes were no use, for which request, and what changes that."""
     why = searched().why
-    assert "81.4% was not allocated" in why
+    assert "81.4 % was not allocated" in why
     assert "74 free segments of 2.00 MiB to 392.00 MiB" in why
     assert "a request of 392.50 MiB" in why
     assert "expandable segments grow 2 segments" in why.lower()

@@ -1,0 +1,140 @@
+"""`jupyter gpumem`: the status of the cards, and recordings of any training script, in a terminal.
+
+Exit codes: 0 for success, 1 when nothing could be shown, 2 for what was asked in a wrong way or cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from . import report
+from .comparison import whatif
+from .errors import GpumemError
+from .overview import status
+from .recording import read_recording
+from .report.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .comparison import WhatIf
+    from .records import Record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except GpumemError as error:
+        print(f"jupyter gpumem: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `... | head`: nobody reads on
+        sys.stderr.close()
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jupyter gpumem", description="PyTorch GPU memory, in a terminal.")
+    parser.add_argument("--version", action="version", version=f"jupyter_gpumem {metadata.version('jupyter_gpumem')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("status", help="what every card holds now, as its driver sees it")
+    command.set_defaults(run=_status)
+    _add_json(command)
+
+    command = commands.add_parser(
+        "whatif",
+        help="replay a recording under other allocator settings or on another card",
+        description="Replay a recording (%%gpumem_record save, or torch.cuda.memory._dump_snapshot) under other "
+        "allocator settings or on another card, and say which would help and why.",
+    )
+    _add_recording(command)
+    command.add_argument(
+        "--set",
+        action="append",
+        dest="settings",
+        metavar="KEY:VALUE,...",
+        help="settings to try; repeatable; default: a sensible set, then what is near the best of it",
+    )
+    command.set_defaults(run=_whatif)
+
+    command = commands.add_parser("report", help="what a recording holds, and what other settings would do to it")
+    _add_recording(command)
+    command.set_defaults(run=_report, settings=None)
+    return parser
+
+
+def _add_recording(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE", help="a recording")
+    command.add_argument(
+        "--memory", metavar="SIZE", help="the card to assume, such as 24GiB; default: the recorded one"
+    )
+    command.add_argument(
+        "--limit", metavar="SIZE|off", default="recorded", help="the cap on reserved memory; default: the recorded one"
+    )
+    command.add_argument("-d", "--device", type=int, metavar="N", help="which device; default: that with most events")
+    command.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="how many processes work at once")
+    _add_json(command)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON: sizes in bytes, missing ones as null")
+
+
+def _show(record: Record, *, as_json: bool) -> None:
+    print(json.dumps(record.to_dict(), indent=1) if as_json else report.mimebundle(record)["text/plain"])
+
+
+def _status(options: argparse.Namespace) -> int:
+    found = status()
+    _show(found, as_json=options.json)
+    return 0 if found.devices else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    recording = read_recording(options.file)
+    result = _compared(options)
+    if options.json:
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        print(report.to_text([*report.recording_sheets(recording), *report.whatif_sheets(result)]))
+    return 0
+
+
+def _whatif(options: argparse.Namespace) -> int:
+    _show(_compared(options), as_json=options.json)
+    return 0
+
+
+def _compared(options: argparse.Namespace) -> WhatIf:
+    """Run the replays, with a progress bar if someone looks."""
+    terminal = sys.stderr.isatty() and not options.json
+
+    def write(line: str) -> None:
+        if terminal:
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+
+    def clear() -> None:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    with Progress(write, clear) as progress:
+        return whatif(
+            read_recording(options.file),
+            options.settings,
+            memory=options.memory,
+            limit=options.limit,
+            jobs=options.jobs,
+            device=options.device,
+            progress=progress,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

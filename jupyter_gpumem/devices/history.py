@@ -1,0 +1,129 @@
+"""PyTorch's own recording of allocator events: one for the whole process, which may be the user's.
+
+Its arguments are set, not stacked, and ending it drops what it holds; so it is only started when it is off, and only
+ended when it is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.errors import UnavailableError
+
+from .pytorch import explain_absence, loaded_torch, torch_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .base import Backend
+
+_NAME = "_record_memory_history"
+
+
+class History:
+    """The recorder of one back end's devices.
+
+    Args:
+        backend: whose; `torch.<kind>.memory` is asked.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.kind = backend.kind
+        self._backend = backend
+        self._original: Callable[..., Any] | None = None
+
+    def _memory(self) -> Any:
+        """Return `torch.cuda.memory`.
+
+        Raises:
+            UnavailableError: there is no PyTorch or no GPU to record.
+        """
+        torch = loaded_torch()
+        absent = explain_absence()
+        if absent is not None:
+            raise UnavailableError(f"allocator events cannot be recorded: {absent}")
+        if torch is None:
+            what = "import torch first" if torch_installed() else "install torch"
+            raise UnavailableError(f"allocator events cannot be recorded: torch was not imported; {what}")
+        return getattr(torch, self.kind).memory
+
+    def enabled(self) -> bool:
+        """Whether anyone records now. Initialises nothing."""
+        torch = loaded_torch()
+        module = getattr(torch, self.kind, None)
+        if torch is None or module is None or not module.is_initialized():
+            return False
+        ask = getattr(torch._C, f"_{self.kind}_isHistoryEnabled", None)
+        return bool(ask()) if ask is not None else self._original is not None
+
+    def start(self, max_entries: int, *, stacks: bool, on_takeover: Callable[[], None]) -> None:
+        """Begin to record; `on_takeover` is called when somebody else starts or ends a recording meanwhile.
+
+        Initialises CUDA, as PyTorch does for it, but creates no context on any device.
+
+        Raises:
+            UnavailableError: there is no PyTorch or no GPU to record.
+        """
+        memory = self._memory()
+        begin = getattr(memory, _NAME)
+        # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
+        begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
+        self._original = begin
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.forget()
+            on_takeover()
+            return begin(*args, **kwargs)
+
+        watched.__wrapped__ = begin  # type: ignore[attr-defined]
+        setattr(memory, _NAME, watched)
+
+    def stop(self) -> None:
+        """End our recording. PyTorch drops its events."""
+        begin = self._original
+        self.forget()
+        if begin is not None:
+            begin(None)
+
+    def forget(self) -> None:
+        """Stop watching for others, without touching the recording."""
+        if self._original is not None:
+            memory = getattr(sys.modules["torch"], self.kind).memory
+            if getattr(getattr(memory, _NAME), "__wrapped__", None) is self._original:
+                setattr(memory, _NAME, self._original)
+            self._original = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return PyTorch's snapshot with all events. 50 ms and more, depending on how many there are.
+
+        Raises:
+            UnavailableError: there is no PyTorch or no GPU.
+        """
+        snapshot: dict[str, Any] = self._memory()._snapshot()
+        return snapshot
+
+    def circumstances(self) -> dict[str, Any]:
+        """Return what a replay needs and the snapshot leaves out: versions, settings, the device with most memory.
+
+        Asks only devices that are in use: asking another one would create a context there.
+        """
+        torch = sys.modules["torch"]
+        found: dict[str, Any] = {"version": 1, "torch": torch.__version__}
+        get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # torch 2.12
+        if get_settings is not None:
+            found["alloc_conf"] = get_settings()
+        ready = self._backend.ready()
+        if not ready:
+            return found
+        index = max(ready, key=lambda i: self._backend.stats(i)["reserved_bytes"]["all"]["current"])
+        module, device, memory = getattr(torch, self.kind), self._backend.device(index), self._backend.memory(index)
+        get_fraction = getattr(module, "get_per_process_memory_fraction", None)
+        return found | {
+            "device": index,
+            "device_name": device.name,
+            "total_memory": device.total,
+            "device_free": memory.free if memory is not None else None,
+            "memory_fraction": 1.0 if get_fraction is None else get_fraction(index),
+            "memory_stats": dict(module.memory_stats(index)),
+        }

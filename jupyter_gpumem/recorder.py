@@ -1,0 +1,163 @@
+"""Recording what the allocator does from now on, beside whatever the user records."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from .devices import backends
+from .devices.history import History
+from .errors import RecordingError
+from .recording import KEY, Recording, write_recording
+from .records import RecorderStatus
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+    from types import TracebackType
+
+MAX_ENTRIES = 1_000_000
+"""Events kept by default, newest last: with Python stacks about 1 KiB of host memory each."""
+
+
+class Recorder:
+    """PyTorch's one recorder of a process, used politely. Thread-safe.
+
+    Attributes:
+        last: the recording that was stopped last, until the next one starts.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.last: Recording | None = None
+        self._history = history
+        self._lock = threading.RLock()
+        self._ours = False
+        self._max_entries = 0
+        self._stacks = False
+
+    def start(self, max_entries: int = MAX_ENTRIES, *, stacks: bool = True) -> None:
+        """Begin to record.
+
+        Args:
+            max_entries: how many events to keep; older ones make room.
+            stacks: whether to record where in the user's code each allocation is made (about 1 us each).
+
+        Raises:
+            RecordingError: a recording is running already, ours or another.
+            UnavailableError: there is no PyTorch or no GPU to record.
+        """
+        with self._lock:
+            if self._history.enabled():
+                raise RecordingError(
+                    "a recording is running already; stop it first"
+                    if self._ours
+                    else "a recording that is not ours is running and is left alone; it can be saved as it is"
+                )
+            self._history.start(max_entries, stacks=stacks, on_takeover=self._lost)
+            self._ours, self._max_entries, self._stacks, self.last = True, max_entries, stacks, None
+
+    def stop(self) -> Recording:
+        """End our recording and return it.
+
+        Raises:
+            RecordingError: no recording of ours is running.
+        """
+        with self._lock:
+            if not self._ours:
+                raise RecordingError(f"no recording of ours is running{self._others()}; start one first")
+            self.last = self._read()
+            self._history.stop()
+            self._ours = False
+            return self.last
+
+    def recording(self) -> Recording:
+        """Return what is recorded so far, by whomever, or what was stopped last.
+
+        Raises:
+            RecordingError: nothing was recorded.
+        """
+        with self._lock:
+            if self._history.enabled():
+                return self._read()
+            if self.last is None:
+                raise RecordingError("nothing was recorded; start a recording first")
+            return self.last
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save what `recording()` returns, for this package and for PyTorch's own viewer.
+
+        Raises:
+            RecordingError: nothing was recorded, or the file cannot be written.
+        """
+        return write_recording(self.recording().snapshot, path)
+
+    def status(self) -> RecorderStatus:
+        """Return whether and how events are recorded. Counts them, which takes as long as a snapshot does."""
+        with self._lock:
+            enabled = self._history.enabled()
+            recording = self._read() if enabled else self.last
+            events = sum(map(len, recording.snapshot.get("device_traces", ()))) if recording is not None else None
+            return RecorderStatus(
+                running=enabled,
+                ours=self._ours,
+                events=events,
+                max_entries=self._max_entries if self._ours else None,
+                stacks=self._stacks if self._ours else None,
+            )
+
+    def close(self) -> None:
+        """End our recording, if there is one, and let go of what was recorded (`%unload_ext`)."""
+        with self._lock:
+            if self._ours:
+                self._history.stop()
+                self._ours = False
+            self.last = None
+
+    def _read(self) -> Recording:
+        snapshot = self._history.snapshot()
+        return Recording(snapshot | {KEY: self._history.circumstances()}, "this session")
+
+    def _lost(self) -> None:
+        """Note that somebody else has started or ended a recording: what runs now is theirs."""
+        self._ours = False
+
+    def _others(self) -> str:
+        return " (another one is, and is left alone)" if self._history.enabled() else ""
+
+
+RECORDER = Recorder(History(next(backend for backend in backends() if backend.kind == "cuda")))
+
+
+class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
+    """Record a block: `with gm.record("run.pickle.gz") as r:`; afterwards `r.recording` is the `Recording`.
+
+    Args:
+        path: where to save it; nowhere if `None`.
+        max_entries: how many events to keep; older ones make room.
+        stacks: whether to record where each allocation is made.
+
+    Raises:
+        RecordingError: a recording is running already, or the file cannot be written.
+        UnavailableError: there is no PyTorch or no GPU to record.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, max_entries: int = MAX_ENTRIES, stacks: bool = True
+    ) -> None:
+        self.recording: Recording | None = None
+        self._path = path
+        self._options = (max_entries, stacks)
+
+    def __enter__(self) -> record:
+        RECORDER.start(self._options[0], stacks=self._options[1])
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # An error in the block must come through, also when the recording was taken away meanwhile.
+        with contextlib.suppress(*((RecordingError,) if error is not None else ())):
+            self.recording = RECORDER.stop()
+            if self._path is not None:
+                write_recording(self.recording.snapshot, self._path)

@@ -1,0 +1,103 @@
+"""What-if as a sheet: one row for each choice of settings, then why, how it was checked and how to use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.units import format_bytes, format_delta
+
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.comparison import WhatIf, WhatIfRow
+    from jupyter_gpumem.records import RecorderStatus
+
+COLUMNS = ("peak reserved", "change", "unallocated", "stranded", "flushes", "driver calls", "OOMs")
+
+
+def whatif_sheets(result: WhatIf) -> list[Sheet]:
+    """Return one sheet."""
+    about = result.recording
+    events = about["devices"].get(str(result.device))
+    heading = [
+        about["source"],
+        *([about["device_name"]] if about["device_name"] else []),
+        *([f"{events:,} events"] if events else []),
+        f"card of {format_bytes(result.memory)}" if result.memory is not None else "card without end",
+    ]
+    if result.limit is not None:
+        heading.append(f"cap {format_bytes(result.limit)}")
+    return [Sheet(tuple(heading), COLUMNS, tuple(map(_row, result.results)), tuple(_notes(result)))]
+
+
+def _row(row: WhatIfRow) -> tuple[str, ...]:
+    name = row.settings or "PyTorch's defaults"
+    if row.recorded:
+        name = f"recorded: {name}"
+    elif row.best:
+        name = f"best: {name}"
+    change = f"{format_delta(-row.gain)} ({-row.gain_percent:+.1f} %)" if row.gain else "same"
+    return (
+        name + (" (!)" if row.warnings else ""),
+        format_bytes(row.peak_reserved),
+        "" if row.recorded else change,
+        "-" if row.unallocated_ratio is None else f"{100 * row.unallocated_ratio:.1f} %",
+        format_bytes(row.stranded),
+        f"{row.retries:,}",
+        f"{row.device_allocations + row.device_frees:,}",
+        f"{row.ooms:,} (at event {row.first_oom:,})" if row.ooms and row.first_oom is not None else f"{row.ooms:,}",
+    )
+
+
+def _notes(result: WhatIf) -> list[str]:
+    notes = _fits(result)
+    notes.append(result.why)
+    best = next((row for row in result.results if row.best), None)
+    if best is not None:
+        if best.settings:
+            notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={best.settings} before Python starts.")
+        else:
+            notes.append("To use it: unset PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before Python starts.")
+    notes.append(_checked(result))
+    notes += [f"{note[0].upper()}{note[1:]}." for note in result.notes]
+    warned: dict[str, None] = {}
+    for row in result.results:
+        warned |= dict.fromkeys(f"(!) {row.settings}: {warning}." for warning in row.warnings)
+    return notes + list(warned)
+
+
+def _fits(result: WhatIf) -> list[str]:
+    """Say whether the workload gets through at all, where under the first choice it does not."""
+    first = result.results[0]
+    if not first.ooms:
+        return []
+    through = [row for row in result.results if not row.ooms]
+    if through:
+        return [f"It gets through under {len(through)} of the {len(result.results)} choices."]
+    latest = max((row.first_oom or 0 for row in result.results), default=0)
+    return [f"It does not get through under any of these: every one has failed by event {latest:,}."]
+
+
+def _checked(result: WhatIf) -> str:
+    """Say how far the model can be trusted about this very recording."""
+    check = result.check
+    if check.exact:
+        return (
+            f"Checked: a replay under the recorded settings makes all {check.segment_events:,} recorded driver calls "
+            f"and places all {check.blocks:,} blocks as recorded, to the byte."
+        )
+    return (
+        f"Check not passed: {check.mismatches:,} of {check.segment_events:,} recorded driver calls and places differ "
+        f"in a replay under the recorded settings, reserved memory by at most {format_bytes(check.max_difference)}."
+    )
+
+
+def recorder_sheets(status: RecorderStatus) -> list[Sheet]:
+    """Return one line."""
+    events = "" if status.events is None else f"{status.events:,} events"
+    if not status.running:
+        return [Sheet(("not recording", *([f"{events} in the recording stopped last"] if events else [])))]
+    if not status.ours:
+        return [Sheet(("recording, not started by this extension", events))]
+    stacks = "with" if status.stacks else "without"
+    return [Sheet(("recording", f"{events} (the newest {status.max_entries:,} are kept)", f"{stacks} Python stacks"))]
