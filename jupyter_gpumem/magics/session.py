@@ -64,6 +64,8 @@ class Session:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
+        if recorder := sys.modules.get("jupyter_gpumem.recorder"):
+            recorder.RECORDER.close()
         if ledger := sys.modules.get("jupyter_gpumem.ledger"):
             ledger.LEDGER.detach()
 

@@ -1,0 +1,318 @@
+"""How right what-if is: real runs of several workloads under several settings, and what each predicts of the others.
+
+    python benchmarks/whatif_gpu.py record FOLDER     on a machine with a GPU: runs everything, saves the recordings
+    python benchmarks/whatif_gpu.py compare FOLDER --json benchmarks/results/whatif-h200.json
+
+Every run is a process of its own, with fixed seeds and without the workloads' own randomness in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+SETTINGS = {
+    "default": "",
+    "expandable": "expandable_segments:True",
+    "maxsplit128": "max_split_size_mb:128",
+    "roundup4": "roundup_power2_divisions:4",
+    "cap": "",  # the default settings with less memory than the default run reserved
+}
+CAPPED_TO = 0.93
+WORKLOADS = ("cnn", "generate", "varlen", "transformer", "emptying", "oom", "streams", "change")
+AT_ONCE = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, function in (("record", record), ("run", run), ("compare", compare)):
+        command = commands.add_parser(name)
+        command.add_argument("folder", type=Path)
+        command.set_defaults(function=function)
+        if name == "run":
+            command.add_argument("workload")
+            command.add_argument("setting")
+            command.add_argument("limit", type=int)
+        if name == "compare":
+            command.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.function(options)
+
+
+# On the GPU.
+
+
+def record(options) -> None:
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        first = list(pool.map(lambda w: start(options.folder, w, "default", 0), WORKLOADS))
+        limits = {
+            w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(WORKLOADS, first, strict=True)
+        }
+        rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in WORKLOADS]
+        list(pool.map(lambda job: start(options.folder, *job), rest))
+
+
+def start(folder: Path, workload: str, setting: str, limit: int) -> str:
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS[setting]}
+    command = [sys.executable, __file__, "run", str(folder), workload, setting, str(limit)]
+    began = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{workload} under {setting}: {done.stderr[-2000:]}")
+    line = done.stdout.strip().splitlines()[-1]
+    print(f"{workload:12}{setting:12}{time.monotonic() - began:6.1f} s  {line}", flush=True)
+    return line
+
+
+def run(options) -> None:
+    import torch
+
+    import jupyter_gpumem as gm
+
+    torch.manual_seed(0)
+    torch.cuda.init()
+    if options.limit:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(options.limit / total)
+    path = options.folder / f"{options.workload}-{options.setting}.pickle.gz"
+    with gm.record(path, stacks=False) as recorded:
+        try:
+            result = globals()[options.workload](torch)
+        except torch.OutOfMemoryError:
+            result = "ended by an out-of-memory error"
+    stats = torch.cuda.memory_stats()
+    print(
+        json.dumps(
+            {
+                "events": len(recorded.recording.events(0)),
+                "peak_allocated": stats["allocated_bytes.all.peak"],
+                "peak_reserved": stats["reserved_bytes.all.peak"],
+                "retries": stats["num_alloc_retries"],
+                "ooms": stats["num_ooms"],
+                "result": result,
+            }
+        )
+    )
+
+
+def step(torch, model, optimizer, batch) -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(batch).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def encoder(torch, layers=4, width=768):
+    layer = torch.nn.TransformerEncoderLayer(width, 12, 4 * width, batch_first=True, dropout=0.0)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda()
+
+
+def lengths(torch, count, low=128, high=4096):
+    generator = torch.Generator().manual_seed(7)
+    return [int(n) for n in torch.randint(low, high, (count,), generator=generator)]
+
+
+def cnn(torch) -> str:
+    import torchvision
+
+    model = torchvision.models.resnet50().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for size in (160, 224, 192, 256, 128, 224, 288, 160):
+        step(torch, model, optimizer, torch.randn(24, 3, size, size, device="cuda"))
+    return "ok"
+
+
+def transformer(torch) -> str:
+    model = encoder(torch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(8):
+        step(torch, model, optimizer, torch.randn(4, 1024, 768, device="cuda"))
+    return "ok"
+
+
+def varlen(torch, steps=40, empty_every=0) -> str:
+    model = encoder(torch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, length in enumerate(lengths(torch, steps)):
+        step(torch, model, optimizer, torch.randn(2, length, 768, device="cuda"))
+        if empty_every and number % empty_every == empty_every - 1:
+            torch.cuda.empty_cache()
+    return "ok"
+
+
+def emptying(torch) -> str:
+    return varlen(torch, empty_every=5)
+
+
+def generate(torch) -> str:
+    """Decode with a cache that grows by concatenation."""
+    width, layers, batch = 1024, 8, 16
+    weights = [torch.randn(width, 4 * width, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    caches = [torch.randn(batch, 64, width, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    with torch.no_grad():
+        x = torch.randn(batch, 1, width, device="cuda", dtype=torch.bfloat16)
+        for _ in range(160):
+            for number, weight in enumerate(weights):
+                caches[number] = torch.cat([caches[number], x], dim=1)
+                scores = torch.softmax(x @ caches[number].transpose(1, 2), dim=-1)
+                x = x + scores @ caches[number]
+                x = x + torch.relu(x @ weight) @ weight.t() / width
+                x = x / x.norm(dim=-1, keepdim=True)
+    return "ok"
+
+
+def oom(torch) -> str:
+    """Ask for too much now and then, and go on with less, as batch-size searches do."""
+    model = encoder(torch, layers=2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    failed = 0
+    for number, length in enumerate(lengths(torch, 20)):
+        batch = None
+        try:
+            batch = torch.empty(2**42 if number % 5 == 4 else 2 * length * 768, device="cuda")
+            step(torch, model, optimizer, batch.view(2, length, 768).normal_())
+        except torch.OutOfMemoryError:
+            failed += 1
+            optimizer.zero_grad()
+    return f"{failed} failed requests"
+
+
+def streams(torch) -> str:
+    """Two streams that use each other's memory."""
+    import random
+
+    rng = random.Random(3)
+    side, kept = torch.cuda.Stream(), []
+    for _ in range(1500):
+        x = torch.empty(rng.choice((3_000, 70_000, 900_000, 5_000_000, 30_000_000)), device="cuda")
+        with torch.cuda.stream(side):
+            y = torch.empty(rng.choice((10_000, 400_000, 7_000_000)), device="cuda")
+            x.record_stream(side)
+            y.fill_(1)
+            x[: y.numel()].add_(1)
+        kept.append(rng.choice((x, y)))
+        if len(kept) > 40:
+            kept.pop(rng.randrange(40))
+    return "ok"
+
+
+def change(torch) -> str:
+    """Settings that change in the middle: nothing in a trace tells when."""
+    varlen(torch, steps=15)
+    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (set_settings or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+    return varlen(torch, steps=15)
+
+
+# Anywhere.
+
+
+def compare(options) -> None:
+    import jupyter_gpumem as gm
+
+    recordings = {path.name.removesuffix(".pickle.gz"): gm.read_recording(path) for path in options.folder.glob("*.gz")}
+    checks, pairs = {}, []
+    for workload in WORKLOADS:
+        real = {s: recordings[f"{workload}-{s}"] for s in SETTINGS if f"{workload}-{s}" in recordings}
+        for source, recording in real.items():
+            wanted = [target for target in real if target != "cap"]
+            result = gm.whatif(
+                recording, [SETTINGS[t] for t in wanted], limit="off" if source == "cap" else "recorded", jobs=2
+            )
+            check = result.check
+            checks[f"{workload}-{source}"] = {
+                "segment_events": check.segment_events,
+                "mismatches": check.mismatches,
+                "blocks": check.blocks,
+                "misplaced": check.misplaced,
+                "max_difference": check.max_difference,
+            }
+            rows = dict(zip(wanted, result.results[1:], strict=True))
+            if "cap" in real and source != "cap":
+                capped = gm.whatif(recording, [""], limit=real["cap"].limit)
+                rows["cap"] = capped.results[1]
+            for target, row in rows.items():
+                if target != source:
+                    stats = real[target].extra["memory_stats"]
+                    pairs.append(pair(workload, source, target, row, stats))
+                    # A run that an error ended early did not do the whole work: its peak says nothing about others'.
+                    pairs[-1]["whole"] = whole(workload, recording) and whole(workload, real[target])
+    results = summary(checks, pairs, next(iter(recordings.values())))
+    print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def whole(workload, recording) -> bool:
+    return workload == "oom" or not recording.extra["memory_stats"]["num_ooms"]
+
+
+def pair(workload, source, target, row, stats) -> dict:
+    real, predicted = stats["reserved_bytes.all.peak"], row.peak_reserved
+    return {
+        "workload": workload,
+        "recorded": source,
+        "predicted_for": target,
+        "peak_reserved": predicted,
+        "real": real,
+        "difference": predicted - real,
+        "percent": round(100 * (predicted - real) / real, 4),
+        "retries": [row.retries, stats["num_alloc_retries"]],
+        "ooms": [row.ooms, stats["num_ooms"]],
+    }
+
+
+def summary(checks, pairs, any_recording) -> dict:
+    training = [p for p in pairs if p["workload"] not in {"streams", "change"} and p["whole"]]
+    exact = sum(p["difference"] == 0 for p in training)
+    return {
+        "what": "peak reserved of real runs against what recordings of the same workloads under other settings predict",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": any_recording.extra["device_name"],
+        "command": " ".join(["python", *sys.argv]),
+        "versions": {"torch": any_recording.extra["torch"], "python": sys.version.split()[0]},
+        "summary": {
+            "same settings: recordings": len(checks),
+            "same settings: exact": sum(c["mismatches"] == 0 for c in checks.values()),
+            "training and generation: comparisons": len(training),
+            "training and generation: to the byte": exact,
+            "training and generation: largest error in percent": max(abs(p["percent"]) for p in training),
+            "two streams: largest error in percent": largest(pairs, "streams"),
+            "settings changed midway: largest error in percent": largest(pairs, "change"),
+            "median error in percent": statistics.median(abs(p["percent"]) for p in pairs if p["whole"]),
+        },
+        "checks": checks,
+        "pairs": pairs,
+    }
+
+
+def largest(pairs, workload) -> float | None:
+    return max((abs(p["percent"]) for p in pairs if p["workload"] == workload and p["whole"]), default=None)
+
+
+def table(results: dict) -> str:
+    lines = [f"{name:56}{value}" for name, value in results["summary"].items()]
+    lines += [
+        f"{p['workload']:12}{p['recorded']:12}-> {p['predicted_for']:12}{p['percent']:+9.3f} %  "
+        f"{p['difference']:+15,} B of {p['real']:,}  retries {p['retries']} ooms {p['ooms']}"
+        f"{'' if p['whole'] else '  (a run ended early)'}"
+        for p in results["pairs"]
+        if p["difference"] or not p["whole"]
+    ]
+    lines += [f"check {name}: {check}" for name, check in results["checks"].items() if check["mismatches"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
