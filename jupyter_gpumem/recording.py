@@ -7,7 +7,6 @@ for what a replay needs and PyTorch leaves out. Without it much can still be sai
 from __future__ import annotations
 
 import gzip
-import pickle
 import tempfile
 from array import array
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from .allocator.start import Held, held_at_start, pool_of
 from .allocator.trace import LARGEST, Circumstances, Trace, add_start, compile_trace
 from .errors import InvalidValueError, RecordingError
 from .units import format_bytes
-from .unpickling import load_plain
+from .unpickling import dump_plain, load_plain
 
 if TYPE_CHECKING:
     import os
@@ -231,7 +230,7 @@ def write_recording(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> P
     """
     target = Path(path)
     _check(snapshot)
-    data = pickle.dumps(snapshot, protocol=_PROTOCOL)
+    data = dump_plain(snapshot, _PROTOCOL)
     if target.name.endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)
     temporary = None

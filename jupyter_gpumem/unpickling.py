@@ -55,6 +55,25 @@ _GUESSES = (
 )
 
 
+class _PlainPickler(pickle.Pickler):
+    """Writes what `load_plain` reads, and nothing else: no class can slip in, as torch's version string is one."""
+
+    def reducer_override(self, item: object) -> NoReturn:
+        """Refuse whatever is not a plain container, number or string."""
+        raise RecordingError(f"a recording holds plain containers, numbers and strings only, got {type(item)!r}")
+
+
+def dump_plain(data: object, protocol: int) -> bytes:
+    """Return data as a pickle that `load_plain` reads.
+
+    Raises:
+        RecordingError: something in it is not plain.
+    """
+    buffer = io.BytesIO()
+    _PlainPickler(buffer, protocol).dump(data)
+    return buffer.getvalue()
+
+
 def load_plain(path: Path) -> Any:
     """Return what a pickle file (packed with gzip or not) holds: containers, numbers and strings only.
 

@@ -109,7 +109,7 @@ class History:
         Asks only devices that are in use: asking another one would create a context there.
         """
         torch = sys.modules["torch"]
-        found: dict[str, Any] = {"version": 1, "torch": torch.__version__}
+        found: dict[str, Any] = {"version": 1, "torch": str(torch.__version__)}
         get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # torch 2.12
         if get_settings is not None:
             found["alloc_conf"] = get_settings()

@@ -5,8 +5,7 @@ What does the work is imported when a magic is first used, so that `%load_ext` t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .options import Options, cores, file_names, index, positive, size, variable
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True)
-class Magic:
+class Magic(NamedTuple):
     """A magic: its options, and what it does as a line and, if it can be one, as a cell.
 
     `line` and `cell` are named as `module:function` of this package. The line's function gets the session, the options

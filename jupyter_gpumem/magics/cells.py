@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import classic_prompt, ipython_prompt, leading_empty_lines, leading_indent
@@ -38,21 +37,22 @@ _CLEANING: tuple[Any, ...] = (leading_empty_lines, leading_indent, classic_promp
 """What IPython does to the first lines of a cell, and so has to do to those below the magic's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Auto:
+class Auto(NamedTuple):
     """That every cell is measured, and which cells get a line: those that moved at least `minimum` bytes."""
 
     devices: tuple[str, ...] | None
     minimum: int
 
 
-@dataclass(slots=True)
 class _Running:
     """A cell that runs now: IPython's info object is its token; `options` are those of its own `%%gpumem`."""
 
-    info: Any
-    measure: Measure | None
-    options: argparse.Namespace | None
+    __slots__ = ("info", "measure", "options")
+
+    def __init__(self, info: Any, options: argparse.Namespace | None) -> None:
+        self.info = info
+        self.options = options
+        self.measure: Measure | None = None
 
 
 class CellWatch:
@@ -141,7 +141,7 @@ class CellWatch:
         if outermost and info.store_history:
             self._abandon(0)
         options = self._request(self._cleaned(info.raw_cell)) if outermost and "%%gpumem" in info.raw_cell else None
-        running = _Running(info, None, options)
+        running = _Running(info, options)
         self._stack.append(running)
         if options is not None:
             running.measure = _work().Measure(devices=options.device).start()

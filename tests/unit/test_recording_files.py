@@ -515,3 +515,15 @@ def test_what_is_not_recorded_is_said():
         ["the", "memory", "cap"],
     ]
     assert repr(recording) == "<Recording recording: 5 events, 1 segments>"
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    """A class that hides in a snapshot, as torch's version string does, is refused when it is saved, not when read."""
+
+    class Version(str):
+        __slots__ = ()
+
+    snapshot = {"segments": [], "device_traces": [[]], "jupyter_gpumem": {"torch": Version("2.13.0")}}
+    with pytest.raises(RecordingError, match="plain containers, numbers and strings only"):
+        write_recording(snapshot, tmp_path / "run.pickle")
+    assert list(tmp_path.iterdir()) == []
