@@ -7,10 +7,12 @@ ended when it is ours.
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .interception import original, replace
 from .pytorch import explain_absence, loaded_torch, torch_installed
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .base import Backend
 
 _NAME = "_record_memory_history"
+_SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
 class History:
@@ -31,7 +34,9 @@ class History:
     def __init__(self, backend: Backend) -> None:
         self.kind = backend.kind
         self._backend = backend
-        self._original: Callable[..., Any] | None = None
+        self._begin: Callable[..., Any] | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._changes: list[dict[str, Any]] = []
 
     def _memory(self) -> Any:
         """Return `torch.cuda.memory`.
@@ -55,7 +60,7 @@ class History:
         if torch is None or module is None or not module.is_initialized():
             return False
         ask = getattr(torch._C, f"_{self.kind}_isHistoryEnabled", None)
-        return bool(ask()) if ask is not None else self._original is not None
+        return bool(ask()) if ask is not None else self._begin is not None
 
     def start(self, max_entries: int, *, stacks: bool, on_takeover: Callable[[], None]) -> None:
         """Begin to record; `on_takeover` is called when somebody else starts or ends a recording meanwhile.
@@ -66,33 +71,44 @@ class History:
             UnavailableError: there is no PyTorch or no GPU to record.
         """
         memory = self._memory()
-        begin = getattr(memory, _NAME)
+        begin = original(getattr(memory, _NAME))
         # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
         begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
-        self._original = begin
+        self._begin, self._changes = begin, []
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.forget()
-            on_takeover()
-            return begin(*args, **kwargs)
+        def noticing_others(found: Callable[..., Any]) -> Callable[..., Any]:
+            def record_memory_history(*args: Any, **kwargs: Any) -> Any:
+                self.forget()
+                on_takeover()
+                return found(*args, **kwargs)
 
-        watched.__wrapped__ = begin  # type: ignore[attr-defined]
-        setattr(memory, _NAME, watched)
+            return record_memory_history
+
+        self._undo = [replace(memory, _NAME, noticing_others)]
+        self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in _SETTERS]
+
+    def _noting_changes(self, found: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Keep when the settings change: nothing in PyTorch's trace tells."""
+
+        def set_settings(settings: str) -> Any:
+            answer = found(settings)
+            self._changes.append({"time_us": time.time_ns() // 1000, "settings": str(settings)})
+            return answer
+
+        return set_settings
 
     def stop(self) -> None:
         """End our recording. PyTorch drops its events."""
-        begin = self._original
+        begin = self._begin
         self.forget()
         if begin is not None:
             begin(None)
 
     def forget(self) -> None:
         """Stop watching for others, without touching the recording."""
-        if self._original is not None:
-            memory = getattr(sys.modules["torch"], self.kind).memory
-            if getattr(getattr(memory, _NAME), "__wrapped__", None) is self._original:
-                setattr(memory, _NAME, self._original)
-            self._original = None
+        for undo in self._undo:
+            undo()
+        self._undo, self._begin = [], None
 
     def snapshot(self) -> dict[str, Any]:
         """Return PyTorch's snapshot with all events. 50 ms and more, depending on how many there are.
@@ -113,6 +129,8 @@ class History:
         get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # torch 2.12
         if get_settings is not None:
             found["alloc_conf"] = get_settings()
+        if self._changes:
+            found["settings_changes"] = list(self._changes)
         ready = self._backend.ready()
         if not ready:
             return found

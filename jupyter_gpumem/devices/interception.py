@@ -25,6 +25,22 @@ def original(binding: Callable[..., Any]) -> Callable[..., Any]:
     return binding
 
 
+def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:
+    """Put `make(original)` in the place of a function, where there is one; returns the function that undoes it."""
+    found = getattr(owner, name, None)
+    if found is None:
+        return lambda: None
+    wrapper: Any = functools.wraps(found)(make(found))
+    setattr(wrapper, MARK, True)
+    setattr(owner, name, wrapper)
+
+    def undo() -> None:
+        if getattr(owner, name, None) is wrapper:
+            setattr(owner, name, found)
+
+    return undo
+
+
 class Interception:
     """The replaced bindings of one back end. Installed and removed around measurements, so both take microseconds.
 
