@@ -49,13 +49,15 @@ class Measure:
         devices: Iterable[int | str] | int | str | None = None,
         on_result: Callable[[Measurement], object] | None = None,
     ) -> None:
+        if not (label is None or isinstance(label, str)):
+            raise TypeError(f"a label is a text, got {label!r}; devices are named with devices={label!r}")
         self.result: Measurement | None = None
         self._label = label
         self._only = device_labels(devices)
         self._on_result = on_result
         self._interval: Interval | None = None
         self._drivers: dict[Key, DriverMemory | None] = {}
-        self._rss = 0
+        self._rss: int | None = None
         self._began = 0.0
 
     def start(self) -> Measure:
@@ -97,7 +99,7 @@ class Measure:
         self.result = Measurement(
             devices=tuple(usages),
             elapsed_s=elapsed,
-            rss_delta=_resident_bytes() - self._rss,
+            rss_delta=_difference(_resident_bytes(), self._rss),
             label=self._label,
             error=None if error is None else error.__name__,
             missing=None if usages else missing_devices(self._only),
@@ -120,6 +122,8 @@ class Measure:
         Raises:
             TypeError: it is a generator function.
         """
+        if isinstance(function, (classmethod, staticmethod)):
+            raise TypeError("measure the function itself: put @gm.measure below @classmethod or @staticmethod")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"cannot measure the generator function {function.__qualname__!r}: its body runs between the lines of "
@@ -151,7 +155,7 @@ class Measure:
 
     def _fresh(self, function: Callable[..., Any]) -> Measure:
         """Return an independent measurement, so that recursive and concurrent calls do not meet."""
-        return Measure(self._label or function.__qualname__, self._only)
+        return Measure(self._label or getattr(function, "__qualname__", type(function).__qualname__), self._only)
 
     def _keep(self, measured: Any, result: Measurement) -> None:
         measured.measurement = result
@@ -188,7 +192,7 @@ def measure(
     The first argument is the function to decorate, or a label. After the block, `m.result` is a `Measurement`; of a
     decorated function, `f.measurement` is the latest one, and `on_result=print` shows each.
     """
-    if callable(function):
+    if callable(function) or isinstance(function, (classmethod, staticmethod)):
         return Measure(devices=devices, on_result=on_result)(function)
     return Measure(function, devices, on_result)
 
@@ -219,8 +223,16 @@ def _usage(
     )
 
 
-def _resident_bytes() -> int:
-    return int(_process().memory_info().rss)
+def _resident_bytes() -> int | None:
+    """Return this process's resident memory, or `None` where it cannot be read (no file descriptors left, no /proc)."""
+    try:
+        return int(_process().memory_info().rss)
+    except (OSError, psutil.Error):
+        return None
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
 
 
 @functools.cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .devices import device_labels
 from .measurement import Measure
 from .records import Series
 from .report.plot import plot_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from .records import Measurement
@@ -34,12 +35,12 @@ class Tracker:
         steps: the measurements so far, in order.
     """
 
-    def __init__(self, devices: Iterable[int | str] | None = None) -> None:
+    def __init__(self, devices: Iterable[int | str] | int | str | None = None) -> None:
         self.steps: list[Measurement] = []
-        self._devices = None if devices is None else tuple(devices)
+        self._devices = device_labels(devices)
         self._running: Measure | None = self._begin()
 
-    def step(self, name: str) -> Measurement:
+    def step(self, name: object) -> Measurement:
         """End the running step under `name`, begin the next one, and return what the ended one cost.
 
         Raises:
@@ -94,6 +95,8 @@ class Tracker:
         return plot_steps(self.rows(), ax)
 
     def __enter__(self) -> Tracker:
+        self.stop()
+        self._running = self._begin()  # the first step begins here, also if the tracker was made long before
         return self
 
     def __exit__(
@@ -106,6 +109,9 @@ class Tracker:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.steps)
 
     def __repr__(self) -> str:
         return f"<gpumem tracker, {len(self.steps)} steps{'' if self._running else ', stopped'}>"
@@ -122,9 +128,9 @@ class Tracker:
     def _begin(self) -> Measure:
         return Measure(devices=self._devices).start()
 
-    def _end(self, name: str) -> Measurement:
+    def _end(self, name: object) -> Measurement:
         if self._running is None:
             raise RuntimeError("this tracker was stopped; make a new one")
-        result = replace(self._running.stop(search_workspaces=False), label=name)
+        result = replace(self._running.stop(search_workspaces=False), label=str(name))
         self.steps.append(result)
         return result

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from jupyter_gpumem.errors import DeviceNotFoundError, UnavailableError
+from jupyter_gpumem.errors import DeviceNotFoundError, InvalidValueError, UnavailableError
 
 from .pytorch import explain_absence
 from .registry import backends, ready_devices
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
+def device_labels(named: Iterable[object] | object | None) -> frozenset[str] | None:
+    """Return the labels (`cuda:0`) of devices named by index, by number, by label or as `torch.device`; `None` is all.
 
-def device_labels(named: Iterable[int | str] | int | str | None) -> frozenset[str] | None:
-    """Return the labels (`cuda:0`) of devices named by index, by number or by label; `None` means all."""
+    Raises:
+        InvalidValueError: no device is named.
+    """
     if named is None:
         return None
-    if isinstance(named, (int, str)):
+    if isinstance(named, str) or not isinstance(named, Iterable):
         named = (named,)
+    named = list(named)
+    if not named:
+        raise InvalidValueError("no device is named: give an index (0), a label (cuda:0), or None for all")
     default = next((backend.kind for backend, _ in ready_devices()), "cuda")
 
     def label(name: str) -> str:
         kind, colon, index = name.rpartition(":")
         return f"{kind if colon else default}:{int(index)}" if index.isdecimal() else name
 
-    return frozenset(map(label, map(str, named))) or None
+    return frozenset(map(label, map(str, named)))
 
 
 def check_devices(labels: frozenset[str] | None) -> None:

@@ -67,7 +67,7 @@ GPUMEM = Magic(
     .option("-q", "--quiet", action="store_true", help="show no report")
     .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
     .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
-    .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run")
+    .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run, not the value")
     .finish(),
     "gpumem:line",
     "gpumem:cell",

@@ -192,7 +192,8 @@ class CellWatch:
 
     def _show_line(self, measurement: Measurement) -> None:
         moved = [abs(size or 0) for u in measurement.devices for size in (u.peak_over_start, u.delta_allocated)]
-        if self.auto is not None and max(moved, default=0) >= self.auto.minimum:
+        trouble = measurement.error or any(u.ooms or u.retries for u in measurement.devices)
+        if self.auto is not None and (trouble or max(moved, default=0) >= self.auto.minimum):
             from jupyter_gpumem import report
 
             self._session.show_text(report.measurement_line(measurement))

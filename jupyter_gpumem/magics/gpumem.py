@@ -126,6 +126,8 @@ def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any]
     if options.state == "on":
         check_devices(device_labels(options.device))
         session.cells.auto = Auto(None if options.device is None else tuple(options.device), options.min)
+    elif options.device is not None or options.min:
+        raise InvalidValueError("options go with on: %gpumem_auto on --min 1MiB")
     elif options.state == "off":
         session.cells.auto = None
     else:

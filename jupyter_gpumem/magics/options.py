@@ -15,6 +15,7 @@ from IPython.core.error import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_THE_SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open"}
 _TOKEN = re.compile(r"\s*(\S+)")
 
 
@@ -95,7 +96,8 @@ class Options(argparse.ArgumentParser):
                 break
             words.append(word)
             end = match.end()
-        return words, line[end:].strip()
+        rest = line[end:].strip()
+        return words, "" if rest.startswith("#") else rest
 
     def _wants_value(self, word: str) -> bool:
         """Whether an option leaves its value to the next word, as `-d`, `--device` and, in a group, `-qd` do."""
@@ -163,6 +165,8 @@ def variable(text: str) -> str:
 
     if not text.isidentifier() or keyword.iskeyword(text):
         raise argparse.ArgumentTypeError(f"not a variable name: {text!r}")
+    if text in _THE_SHELLS or text.startswith("__"):
+        raise argparse.ArgumentTypeError(f"{text!r} belongs to the notebook; choose another name")
     return text
 
 

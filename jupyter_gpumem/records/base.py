@@ -7,6 +7,7 @@ How a record looks is decided in `report`, which registers its renderers here, s
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,15 +44,21 @@ class Record:
         fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return fields | {name: _plain(getattr(self, name)) for name in self._derived}
 
+    def _renderer(self) -> Renderer | None:
+        """Return how this is shown. A result can reach the user before anything was shown: then `report` comes now."""
+        if type(self) not in self._renderers:
+            importlib.import_module("jupyter_gpumem.report")
+        return self._renderers.get(type(self))
+
     def __str__(self) -> str:
-        renderer = self._renderers.get(type(self))
+        renderer = self._renderer()
         return renderer.text(self) if renderer else repr(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001 - IPython's signature
         printer.text(str(self))
 
     def _repr_html_(self) -> str | None:
-        renderer = self._renderers.get(type(self))
+        renderer = self._renderer()
         return renderer.html(self) if renderer else None
 
 

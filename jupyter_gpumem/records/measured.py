@@ -150,6 +150,12 @@ class Measurement(Record):
     def __iter__(self) -> Iterator[DeviceUsage]:
         return iter(self.devices)
 
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __bool__(self) -> bool:
+        return True
+
     def __getitem__(self, index: int | str) -> DeviceUsage:
         """Return the usage of a device by PyTorch's index or label: `result[0]`, `result["cuda:1"]`.
 
@@ -159,7 +165,7 @@ class Measurement(Record):
         for usage in self.devices:
             if index in (usage.device.index, usage.device.label):
                 return usage
-        raise KeyError(index)
+        raise KeyError(f"{index} was not measured: {self.missing or 'the process had not used it'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,16 @@ class Series(Record):
     """Several measurements in order: the runs of one statement (`-r N`), or the named steps of a loop."""
 
     runs: tuple[Measurement, ...]
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: int) -> Measurement:
+        """Return one of the measurements: `result[0]` is the first."""
+        return self.runs[index]
 
 
 def _minus(a: int | None, b: int | None) -> int | None:

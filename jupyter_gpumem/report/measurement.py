@@ -9,10 +9,15 @@ from jupyter_gpumem.units import MiB, format_bytes, format_delta, format_seconds
 from .sheet import Sheet
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jupyter_gpumem.records import DeviceUsage, Measurement, Series
 
 _NOTABLE_OUTSIDE = 16 * MiB
 """Changes of a process outside PyTorch, or of other processes, below this are not worth a sentence."""
+
+_MOST_ROWS = 25
+"""Rows at the beginning and at the end of a long series."""
 
 
 def measurement_sheets(result: Measurement) -> list[Sheet]:
@@ -142,7 +147,7 @@ def _peak_in_line(usage: DeviceUsage) -> str:
 
 def series_sheets(series: Series) -> list[Sheet]:
     """Return one sheet for each device: a row for each run."""
-    what = "step" if series.runs[0].label else "run"
+    what = "step" if any(run.label for run in series.runs) else "run"
     labels = {usage.device.label: usage.device for run in series.runs for usage in run.devices if usage.changed}
     if not labels:
         return [_unmoved_sheet(series, what)]
@@ -159,7 +164,7 @@ def series_sheets(series: Series) -> list[Sheet]:
             bound = "" if usage.doubt is None else ">= "
             rows.append(
                 (
-                    (run.label or f"run {number}") + (f", {run.error}" if run.error else ""),
+                    _name(run, what, number),
                     bound + format_bytes(usage.peak_allocated),
                     bound + format_delta(usage.peak_over_start),
                     format_delta(usage.delta_allocated),
@@ -168,18 +173,31 @@ def series_sheets(series: Series) -> list[Sheet]:
                 )
             )
         heading = (label, *([device.name] if device.name else []), _count(len(series.runs), what))
-        sheets.append(Sheet(heading, columns, tuple(rows), tuple(_first_run_note(peaks) if what == "run" else ())))
+        sheets.append(Sheet(heading, columns, _elided(rows), tuple(_first_run_note(peaks) if what == "run" else ())))
     return sheets
 
 
 def _unmoved_sheet(series: Series, what: str) -> Sheet:
     """Return the times alone, and why there is no more to say."""
     last = series.runs[-1]
-    rows = tuple(
-        (run.label or f"{what} {number}", format_seconds(run.elapsed_s)) for number, run in enumerate(series.runs, 1)
-    )
+    rows = _elided([(_name(run, what, number), format_seconds(run.elapsed_s)) for number, run in enumerate(series, 1)])
     note = "GPU memory unchanged." if last.devices else f"GPU memory not measured: {last.missing}."
     return Sheet((_count(len(series.runs), what),), ("time",), rows, (note,))
+
+
+def _name(run: Measurement, what: str, number: int) -> str:
+    """Return what a row of a series is called: its label or number, and what stopped it."""
+    of = f" of {run.repeat[1]}" if run.repeat is not None and run.error else ""
+    return (run.label or f"{what} {number}{of}") + (f", {run.error}" if run.error else "")
+
+
+def _elided(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the rows, or the first and last ones of very many."""
+    left_out = len(rows) - 2 * _MOST_ROWS
+    if left_out <= 0:
+        return tuple(rows)
+    gap = (f"... {left_out:,} more", *[""] * (len(rows[0]) - 1))
+    return (*rows[:_MOST_ROWS], gap, *rows[-_MOST_ROWS:])
 
 
 def _count(number: int, what: str) -> str:

@@ -10,6 +10,9 @@ from jupyter_gpumem.units import GiB, MiB
 _COLOURS = {"reserved": "#d9d9d9", "peak": "#e69f00", "level": "#0072b2"}
 
 
+_MOST_TICKS = 30
+
+
 def plot_steps(rows: list[dict[str, Any]], ax: Any = None) -> Any:
     """Draw what each step of a loop needed, reserved and left, one group for each device.
 
@@ -22,7 +25,8 @@ def plot_steps(rows: list[dict[str, Any]], ax: Any = None) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    axes = plt.subplots(figsize=(max(5.0, 1.5 + 0.45 * len(rows)), 3.2), layout="constrained")[1] if ax is None else ax
+    width = min(14.0, max(5.0, 1.5 + 0.45 * len(rows)))
+    axes = plt.subplots(figsize=(width, 3.2), layout="constrained")[1] if ax is None else ax
     highest = max((row[key] or 0 for row in rows for key in ("peak_reserved", "peak_allocated")), default=0)
     unit, name = (GiB, "GiB") if highest >= GiB else (MiB, "MiB")
     by_device: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -45,6 +49,8 @@ def plot_steps(rows: list[dict[str, Any]], ax: Any = None) -> Any:
     names = ("peak reserved", "peak allocated", "allocated at the end")
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
     axes.legend(handles, names, frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, 1.16), ncols=3)
+    every = max(1, -(-len(ticks) // _MOST_TICKS))
+    ticks, labels = ticks[::every], labels[::every]
     axes.set_xticks(ticks, labels, rotation=45 if len(ticks) > 6 else 0, fontsize="small")
     axes.set_ylabel(name)
     for side in ("top", "right"):

@@ -290,6 +290,15 @@ def test_a_threshold_silences_small_cells(cells):
     assert cells("%gpumem_auto").texts == ["gpumem measures every cell, those that move at least 2.00 MiB"]
 
 
+def test_trouble_passes_the_threshold(cells):
+    """Running out of memory, or failing at all, is never too small for a line."""
+    cells("%gpumem_auto on --min 1GiB")
+    (line,) = cells("fake.allocate(2**40)").texts
+    assert line.endswith("stopped by FakeOutOfMemoryError")
+    assert len(cells("1 / 0").texts) == 1
+    assert cells("1 + 1").displays == []
+
+
 def test_the_setting_is_told(cells):
     """`%gpumem_auto` alone says whether every cell is measured."""
     assert cells("%gpumem_auto").texts == ["gpumem measures no cell by itself"]

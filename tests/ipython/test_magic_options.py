@@ -40,6 +40,10 @@ REFUSED_LINES = {
     "%gpumem -d 7": UNKNOWN_INDEX,
     "%gpumem -v 1a (ran := True)": BAD_NAME,
     "%gpumem -r 0 (ran := True)": BAD_REPEAT,
+    "%gpumem -v Out (ran := True)": (
+        "%gpumem: argument -v/--variable: 'Out' belongs to the notebook; choose another name" + HINT
+    ),
+    "%gpumem_auto --min 1MiB": "%gpumem_auto: options go with on: %gpumem_auto on --min 1MiB",
     "%gpumem -r": "%gpumem: argument -r/--repeat: expected one argument" + HINT,
     "%gpumem -r 2": "%gpumem: -r needs a statement to repeat: %gpumem -r 3 STATEMENT",
     "%gpumem (ran := True) +": "%gpumem: not Python: invalid syntax ('(ran := True) +')",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import gc
 import inspect
+import pickle
+import subprocess
 import sys
 import threading
 import weakref
@@ -13,12 +16,13 @@ import weakref
 import pytest
 
 import jupyter_gpumem as gm
-from jupyter_gpumem import devices
+from jupyter_gpumem import devices, measurement
 from jupyter_gpumem.devices import device_labels
 from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError
-from jupyter_gpumem.errors import DeviceNotFoundError, UnavailableError
+from jupyter_gpumem.errors import DeviceNotFoundError, InvalidValueError, UnavailableError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.measurement import missing_devices
+from jupyter_gpumem.records import Series
 from jupyter_gpumem.units import GiB, MiB
 
 
@@ -270,7 +274,8 @@ def test_all_devices_are_measured_at_once():
     ("named", "labels"),
     [
         (None, None),
-        ([], None),
+        ("fake:0", {"fake:0"}),
+        (1, {"fake:1"}),
         ([0], {"fake:0"}),
         (["0", 0, "fake:0"], {"fake:0"}),
         (["00", "fake:00"], {"fake:0"}),
@@ -468,3 +473,65 @@ def test_host_memory_is_in_the_result(fake):
         block = bytearray(64 * MiB)
     assert len(block) == 64 * MiB
     assert 48 * MiB < measured.result.rss_delta < 256 * MiB
+
+
+@pytest.mark.parametrize("label", [0, [0], ("cuda:0",), b"x"])
+def test_a_label_that_is_none_is_refused(label):
+    """`gm.measure(0)` is a guess for a device: it says how to name one."""
+    with pytest.raises(TypeError, match=r"^a label is a text, got .*; devices are named with devices="):
+        gm.measure(label)
+
+
+def test_no_device_at_all_is_refused():
+    """An empty list of devices is a mistake, not all of them."""
+    with pytest.raises(InvalidValueError, match=r"^no device is named"):
+        gm.measure(devices=[])
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod])
+def test_the_decorator_goes_below_the_kind_of_method(kind):
+    """Above it, it would measure the descriptor: that is said when the class is made."""
+    with pytest.raises(TypeError, match=r"^measure the function itself: put @gm.measure below"):
+        gm.measure(kind(len))
+
+
+def test_any_callable_can_be_measured(fake):
+    """Objects without a name of their own, such as partial functions and modules, are called by their type's."""
+    doubled = gm.measure(functools.partial(int, base=2))
+    assert doubled("10") == 2
+    assert doubled.measurement.label == "partial"
+
+
+def test_a_process_without_file_descriptors_is_still_measured(fake, monkeypatch):
+    """Host memory that cannot be read is missing, and nothing of ours reaches the user's code."""
+
+    def broken():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(measurement._process(), "memory_info", broken)
+    with gm.measure() as measured:
+        fake.free(fake.allocate(512))
+    assert measured.result.rss_delta is None
+    assert measured.result[0].peak_over_start == 512
+
+
+def test_a_result_is_shown_before_anything_else_was():
+    """In a new process, a stored or unpickled result prints as its report."""
+    with gm.measure("a name") as measured:
+        pass
+    code = f"import pickle; print(pickle.loads({pickle.dumps(measured.result)!r}))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("a name")
+
+
+def test_results_can_be_walked_through(fake):
+    """Devices of a measurement and runs of a series have a length and an order; a missing one says why."""
+    with gm.measure() as measured:
+        pass
+    result = measured.result
+    assert [usage.device.label for usage in result] == ["fake:0"]
+    assert len(result) == 1
+    with pytest.raises(KeyError, match="cuda:7 was not measured"):
+        result["cuda:7"]
+    series = Series((result, result))
+    assert (len(series), series[0], list(series)) == (2, result, [result, result])

@@ -227,6 +227,12 @@ def test_completion(options, line, word, offered):
     assert options.complete(line, word) == offered
 
 
+def test_a_comment_is_no_statement():
+    """What follows a `#` after the options is not code to be measured."""
+    assert GPUMEM.options.parse("-q # the big one").statement == ""
+    assert GPUMEM.options.parse("f('#') # why").statement == "f('#') # why"
+
+
 def test_completion_of_choices():
     """An argument with fixed values offers them."""
     assert GPUMEM_AUTO.options.complete("o", "o") == ["on", "off"]

@@ -139,10 +139,42 @@ def test_a_step_that_an_exception_ends_is_kept(fake):
 def test_an_exception_after_stop_adds_nothing(fake):
     """A tracker that was stopped inside its block has nothing left to end."""
     tracker = gm.Tracker()
-    tracker.stop()
-    with pytest.raises(LookupError), tracker:
+
+    def stop_and_fail():
+        tracker.stop()
         raise LookupError
+
+    with pytest.raises(LookupError), tracker:
+        stop_and_fail()
     assert tracker.steps == []
+
+
+def test_a_stopped_tracker_goes_on_when_it_is_entered_again(fake):
+    """A cell with `with tracker:` can run twice, and what happened in between is in no step."""
+    tracker = gm.Tracker()
+    with tracker:
+        tracker.step(0)
+    kept = fake.allocate(5 * MiB)
+    with tracker:
+        tracker.step(1)
+    assert [step.label for step in tracker] == ["0", "1"]
+    assert [step[0].peak_over_start for step in tracker] == [0, 0]
+    assert "0" in str(tracker)
+    assert "<table" in tracker._repr_html_()
+    fake.free(kept)
+
+
+def test_a_long_log_shows_its_ends(fake):
+    """Thousands of steps do not become thousands of rows in the notebook."""
+    with gm.Tracker(devices="fake:0") as tracker:
+        for number in range(300):
+            fake.free(fake.allocate(MiB))
+            tracker.step(f"step {number}")
+    text = str(tracker)
+    assert len(text.splitlines()) < 60
+    assert "... 250 more" in text
+    assert "step 0 " in text
+    assert "step 299 " in text
 
 
 def test_a_tracker_that_is_replaced_ends(fake):
