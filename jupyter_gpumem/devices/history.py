@@ -6,6 +6,7 @@ ended when it is ours.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class History:
     def __init__(self, backend: Backend) -> None:
         self.kind = backend.kind
         self._backend = backend
-        self._original: Callable[..., Any] | None = None
+        self._watched: tuple[Any, Callable[..., Any]] | None = None  # the module, and its function as it was
 
     def _memory(self) -> Any:
         """Return `torch.cuda.memory`.
@@ -46,7 +47,10 @@ class History:
         if torch is None:
             what = "import torch first" if torch_installed() else "install torch"
             raise UnavailableError(f"allocator events cannot be recorded: torch was not imported; {what}")
-        return getattr(torch, self.kind).memory
+        module = getattr(torch, self.kind)
+        if not module.device_count():
+            raise UnavailableError(f"allocator events cannot be recorded: PyTorch sees no {self.kind} device")
+        return module.memory
 
     def enabled(self) -> bool:
         """Whether anyone records now. Initialises nothing."""
@@ -55,7 +59,7 @@ class History:
         if torch is None or module is None or not module.is_initialized():
             return False
         ask = getattr(torch._C, f"_{self.kind}_isHistoryEnabled", None)
-        return bool(ask()) if ask is not None else self._original is not None
+        return bool(ask()) if ask is not None else self._watched is not None
 
     def start(self, max_entries: int, *, stacks: bool, on_takeover: Callable[[], None]) -> None:
         """Begin to record; `on_takeover` is called when somebody else starts or ends a recording meanwhile.
@@ -66,33 +70,35 @@ class History:
             UnavailableError: there is no PyTorch or no GPU to record.
         """
         memory = self._memory()
+        self.forget()  # of a recording that was ended out of our sight
         begin = getattr(memory, _NAME)
         # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
         begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
-        self._original = begin
 
+        @functools.wraps(begin)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            returned = begin(*args, **kwargs)  # first: a call that is refused changes nothing
             self.forget()
             on_takeover()
-            return begin(*args, **kwargs)
+            return returned
 
-        watched.__wrapped__ = begin  # type: ignore[attr-defined]
         setattr(memory, _NAME, watched)
+        self._watched = (memory, begin)
 
     def stop(self) -> None:
         """End our recording. PyTorch drops its events."""
-        begin = self._original
+        watched = self._watched
         self.forget()
-        if begin is not None:
-            begin(None)
+        if watched is not None:
+            watched[1](None)
 
     def forget(self) -> None:
         """Stop watching for others, without touching the recording."""
-        if self._original is not None:
-            memory = getattr(sys.modules["torch"], self.kind).memory
-            if getattr(getattr(memory, _NAME), "__wrapped__", None) is self._original:
-                setattr(memory, _NAME, self._original)
-            self._original = None
+        if self._watched is not None:
+            memory, begin = self._watched
+            if getattr(getattr(memory, _NAME), "__wrapped__", None) is begin:
+                setattr(memory, _NAME, begin)
+            self._watched = None
 
     def snapshot(self) -> dict[str, Any]:
         """Return PyTorch's snapshot with all events. 50 ms and more, depending on how many there are.
