@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "whatif",
         help="replay a recording under other allocator settings or on another card",
-        description="Replay a recording (%%gpumem_record save, or torch.cuda.memory._dump_snapshot) under other "
+        description="Replay a recording (%gpumem_record save, or torch.cuda.memory._dump_snapshot) under other "
         "allocator settings or on another card, and say which would help and why.",
     )
     _add_recording(command)
