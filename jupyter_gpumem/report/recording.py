@@ -63,7 +63,7 @@ def _site(frames: list[dict[str, Any]]) -> str:
     """Return the innermost frame of the user's own code, or the innermost at all."""
     own = (f for f in frames if not any(part in str(f.get("filename", "")) for part in _NOT_THE_USERS))
     frame = next(own, frames[0])
-    file, line, name = (str(frame.get(key, "?")) for key in ("filename", "line", "name"))
+    file, line, name = (str(frame.get(key, other)) for key, other in (("filename", "?"), ("line", "?"), ("name", "")))
     # The end of a path says more than its beginning.
     file = file if len(file) <= _LONGEST_FILE else f"...{file[3 - _LONGEST_FILE :]}"
     return f"{file}:{line[:9]} {name[:_LONGEST_NAME]}".rstrip()
