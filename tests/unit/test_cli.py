@@ -466,3 +466,72 @@ def test_a_stream_that_is_none_gets_no_progress():
     """Where Python has no stderr, as without a console, nothing is written."""
     with Progress.on_terminal(None, itertools.count(0, 2).__next__) as progress:
         progress(1, 2)
+
+
+# Recordings with one odd value
+
+
+ODD = [None, "<b>\x1b[31m\n\ud800", -1, 1 << 63, float("inf"), [1], {"a": 1}, True]
+
+
+def odd_recordings():
+    """Yield a small snapshot with one value of it, wherever, replaced by something odd."""
+    places = []
+
+    def walk(item, path):
+        for key in list(item) if isinstance(item, dict) else range(len(item)):
+            places.append((*path, key))
+            if isinstance(item[key], (dict, list)):
+                walk(item[key], (*path, key))
+
+    walk(small(), ())
+    for place, value in itertools.product(places, ODD):
+        data = small()
+        functools.reduce(lambda inside, key: inside[key], place[:-1], data)[place[-1]] = value
+        yield data
+
+
+def small():
+    """Return a snapshot with one of everything."""
+    frame = {"filename": "a.py", "line": 3, "name": "f"}
+    base, size = 0x7F0000000000, 2 * MiB
+    blocks = [
+        {"address": base, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": [frame]},
+        {"address": base + 1024, "size": size - 1024, "requested_size": 0, "state": "inactive"},
+    ]
+    segment = {"device": 0, "address": base, "total_size": size, "stream": 0, "segment_type": "small"}
+    return {
+        "segments": [segment | {"segment_pool_id": (0, 0), "is_expandable": False, "blocks": blocks}],
+        "device_traces": [
+            [
+                {"action": "segment_alloc", "addr": base, "size": size, "stream": 0},
+                {"action": "alloc", "addr": base, "size": 1000, "stream": 0, "frames": [frame]},
+            ]
+        ],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "roundup_power2_divisions": {"1": 0, "2": 0},
+        },
+        "jupyter_gpumem": {
+            "torch": "2.11.0",
+            "device_name": "NVIDIA H200",
+            "total_memory": GiB,
+            "memory_fraction": 1.0,
+            "alloc_conf": "",
+        },
+    }
+
+
+def test_a_recording_with_an_odd_value_is_reported_or_refused(command, tmp_path):
+    """Whatever a single value of a recording is: a report or one line, printable, and no traceback."""
+    path, codes = tmp_path / "x.pickle", set()
+    for data in odd_recordings():
+        path.write_bytes(pickle.dumps(data, 4))
+        done = command("report", str(path), "-j", "1")
+        codes.add(done.code)
+        assert done.err.count("\n") == (done.code == 2), data
+        assert (done.out + done.err).replace("\n", "").isprintable(), data
+    assert codes == {0, 2}
