@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import report
 from .comparison import whatif
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .comparison import WhatIf
+    from .recording import Recording
     from .records import Record
 
 
@@ -30,17 +32,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
+        print(end="", flush=True)
     except GpumemError as error:
-        print(f"jupyter gpumem: {error}", file=sys.stderr)
+        print(report.printable(f"jupyter gpumem: {error}"), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `... | head`: nobody reads on
-        sys.stderr.close()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `... | head`: nobody reads on. What is left must go somewhere when Python ends, or Python complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, report.printable(f"{self.prog}: {message}; {self.prog} --help lists what there is") + "\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jupyter gpumem", description="PyTorch GPU memory, in a terminal.")
+    parser = _Parser(prog="jupyter gpumem", description="PyTorch GPU memory, in a terminal.")
     parser.add_argument("--version", action="version", version=f"jupyter_gpumem {metadata.version('jupyter_gpumem')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -51,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "whatif",
         help="replay a recording under other allocator settings or on another card",
-        description="Replay a recording (%%gpumem_record save, or torch.cuda.memory._dump_snapshot) under other "
+        description="Replay a recording (%gpumem_record save, or torch.cuda.memory._dump_snapshot) under other "
         "allocator settings or on another card, and say which would help and why.",
     )
     _add_recording(command)
@@ -99,7 +112,11 @@ def _status(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     recording = read_recording(options.file)
-    result = _compared(options)
+    if not any(map(recording.events, recording.devices)):  # a snapshot of the memory alone: nothing to replay
+        about: dict[str, Any] = {"recording": recording.to_dict(), "check": None, "results": []}
+        print(json.dumps(about, indent=1) if options.json else report.to_text(report.recording_sheets(recording)))
+        return 0
+    result = _compared(recording, options)
     if options.json:
         print(json.dumps(result.to_dict(), indent=1))
     else:
@@ -108,25 +125,15 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    _show(_compared(options), as_json=options.json)
+    _show(_compared(read_recording(options.file), options), as_json=options.json)
     return 0
 
 
-def _compared(options: argparse.Namespace) -> WhatIf:
+def _compared(recording: Recording, options: argparse.Namespace) -> WhatIf:
     """Run the replays, with a progress bar if someone looks."""
-    terminal = sys.stderr.isatty() and not options.json
-
-    def write(line: str) -> None:
-        if terminal:
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
-
-    def clear() -> None:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    with Progress(write, clear) as progress:
+    with Progress.on_terminal(sys.stderr) as progress:
         return whatif(
-            read_recording(options.file),
+            recording,
             options.settings,
             memory=options.memory,
             limit=options.limit,

@@ -189,7 +189,7 @@ def whatif(
     best = _best(rows)
     notes = [*recording.notes, *trace.notes]
     if not checked.exact:
-        notes.append(f"{checked.mismatches} recorded events differ in a replay under the recorded settings")
+        notes.append(f"{checked.mismatches:,} recorded events differ in a replay under the recorded settings")
     return WhatIf(
         recording=recording.to_dict(),
         device=device,

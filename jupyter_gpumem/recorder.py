@@ -48,10 +48,11 @@ class Recorder:
             UnavailableError: there is no PyTorch or no GPU to record.
         """
         with self._lock:
+            ours = self._running()
             if self._history.enabled():
                 raise RecordingError(
                     "a recording is running already; stop it first"
-                    if self._ours
+                    if ours
                     else "a recording that is not ours is running and is left alone; it can be saved as it is"
                 )
             self._history.start(max_entries, stacks=stacks, on_takeover=self._lost)
@@ -64,7 +65,7 @@ class Recorder:
             RecordingError: no recording of ours is running.
         """
         with self._lock:
-            if not self._ours:
+            if not self._running():
                 raise RecordingError(f"no recording of ours is running{self._others()}; start one first")
             self.last = self._read()
             self._history.stop()
@@ -95,24 +96,36 @@ class Recorder:
     def status(self) -> RecorderStatus:
         """Return whether and how events are recorded. Counts them, which takes as long as a snapshot does."""
         with self._lock:
-            enabled = self._history.enabled()
+            ours, enabled = self._running(), self._history.enabled()
             recording = self._read() if enabled else self.last
             events = sum(map(len, recording.snapshot.get("device_traces", ()))) if recording is not None else None
             return RecorderStatus(
                 running=enabled,
-                ours=self._ours,
+                ours=ours,
                 events=events,
-                max_entries=self._max_entries if self._ours else None,
-                stacks=self._stacks if self._ours else None,
+                max_entries=self._max_entries if ours else None,
+                stacks=self._stacks if ours else None,
             )
 
     def close(self) -> None:
         """End our recording, if there is one, and let go of what was recorded (`%unload_ext`)."""
         with self._lock:
-            if self._ours:
+            self.end()
+            self.last = None
+
+    def end(self) -> None:
+        """End our recording, if there is one, without keeping it."""
+        with self._lock:
+            if self._running():
                 self._history.stop()
                 self._ours = False
-            self.last = None
+
+    def _running(self) -> bool:
+        """Whether a recording of ours runs; it may have ended out of our sight, or be the parent process's."""
+        if self._ours and not self._history.enabled():
+            self._history.forget()
+            self._ours = False
+        return self._ours
 
     def _read(self) -> Recording:
         snapshot = self._history.snapshot()
@@ -156,8 +169,12 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # An error in the block must come through, also when the recording was taken away meanwhile.
-        with contextlib.suppress(*((RecordingError,) if error is not None else ())):
-            self.recording = RECORDER.stop()
+        # An error in the block must come through, also when the recording was taken away meanwhile, or cannot be read
+        # because the device has failed.
+        with contextlib.suppress(*((Exception,) if error is not None else ())):
+            try:
+                self.recording = RECORDER.stop()
+            finally:
+                RECORDER.end()
             if self._path is not None:
                 write_recording(self.recording.snapshot, self._path)

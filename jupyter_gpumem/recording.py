@@ -29,6 +29,7 @@ KEY = "jupyter_gpumem"
 
 _PROTOCOL = 4  # PyTorch's own viewer reads no newer one
 _MOST_DEVICES = 1024
+_LONGEST_NAME = 200
 _CHECKED_AT_ONCE = 100_000
 """Longer traces are checked when their events are first asked for: reading stays about as fast as unpickling."""
 
@@ -347,12 +348,15 @@ def _check_segment(number: int, segment: Any) -> None:
 def _check_events(device: int, events: list[Any]) -> None:
     where = f"its trace of device {device}"
     try:
-        actions, streams = set(map(itemgetter("action"), events)), set(map(dict.get, events, repeat("stream")))
+        actions, streams = (
+            set(map(itemgetter("action"), events)),
+            set(map(dict.get, events, repeat("stream"), repeat(0))),
+        )
     except (KeyError, TypeError, IndexError) as error:
         raise RecordingError(f"{where} has an event that is not a dict with an action") from error
     if not set(map(type, actions)) <= {str}:
         raise RecordingError(f"{where} has an event whose action is not a text")
-    if not all(stream is None or (type(stream) is int and -(1 << 63) <= stream < 1 << 64) for stream in streams):
+    if not all(type(stream) is int and -(1 << 63) <= stream < 1 << 64 for stream in streams):
         raise RecordingError(f"{where} has an event with an impossible stream")
     for name in ("size", "addr"):
         _check_numbers(where, name, events)
@@ -374,6 +378,10 @@ def _check_extra(data: dict[str, Any]) -> None:
         if not isinstance(data.get(key, {}), dict):
             raise RecordingError(f"its {key!r} is a {type(data[key]).__name__}, not a dict")
     extra = data.get(KEY, {})
+    for key in ("torch", "device_name"):
+        name = extra.get(key)
+        if name is not None and not (isinstance(name, str) and len(name) <= _LONGEST_NAME):
+            raise RecordingError(f"its {key!r} is {name!r:.60}, not a short text")
     total, fraction = extra.get("total_memory", 1), extra.get("memory_fraction", 1.0)
     if not _is_size(total) or not total:
         raise RecordingError(f"its total memory is {total!r:.60}, not a number of bytes")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from jupyter_gpumem.errors import InvalidValueError
 
 _LONGEST = 20_000
-_STRAY = re.compile(r"[:;=\[\]\"'\s]")
+_STRAY = re.compile(r"[:;=\[\]\"'\s$`|&<>(){}\\]")
+"""What no key or plain value has. The strings are also printed as something to put into a shell."""
 
 
 @dataclass(frozen=True, slots=True)

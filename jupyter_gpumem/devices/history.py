@@ -51,7 +51,10 @@ class History:
         if torch is None:
             what = "import torch first" if torch_installed() else "install torch"
             raise UnavailableError(f"allocator events cannot be recorded: torch was not imported; {what}")
-        return getattr(torch, self.kind).memory
+        module = getattr(torch, self.kind)
+        if not module.device_count():
+            raise UnavailableError(f"allocator events cannot be recorded: PyTorch sees no {self.kind} device")
+        return module.memory
 
     def enabled(self) -> bool:
         """Whether anyone records now. Initialises nothing."""
@@ -71,6 +74,7 @@ class History:
             UnavailableError: there is no PyTorch or no GPU to record.
         """
         memory = self._memory()
+        self.forget()  # of a recording that was ended out of our sight
         begin = original(getattr(memory, _NAME))
         # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
         begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
@@ -78,9 +82,10 @@ class History:
 
         def noticing_others(found: Callable[..., Any]) -> Callable[..., Any]:
             def record_memory_history(*args: Any, **kwargs: Any) -> Any:
+                returned = found(*args, **kwargs)  # first: a call that is refused changes nothing
                 self.forget()
                 on_takeover()
-                return found(*args, **kwargs)
+                return returned
 
             return record_memory_history
 

@@ -117,7 +117,9 @@ class Options(argparse.ArgumentParser):
             return []
         if word.startswith("-"):
             return sorted(flag for a in self._actions for flag in a.option_strings if flag.startswith(word))
-        found = [value for a in self._actions if not a.option_strings for value in self._values(a, word)]
+        arguments = [action for action in self._actions if not action.option_strings]
+        given = sum(not w.startswith("-") for w in self._without_values(before))
+        found = self._values(arguments[given], word) if given < len(arguments) else []
         return found if found or word else sorted(a.option_strings[-1] for a in self._actions if a.option_strings)
 
     def _without_values(self, words: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
@@ -46,7 +47,11 @@ def compare(session: Session, options: argparse.Namespace, local_ns: dict[str, A
         else:
             handle.update({"text/plain": line}, raw=True)
 
-    with Progress(write) as progress:
+    def clear() -> None:
+        handle.update({"text/plain": ""}, raw=True)  # nothing stays of it when there is an error, or no report
+
+    updates = hasattr(session.shell, "kernel")  # a terminal would print every update below the one before
+    with Progress(write, clear) if updates else Progress.on_terminal(sys.stderr) as progress:
         result = whatif(
             recording,
             options.settings,

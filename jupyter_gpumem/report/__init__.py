@@ -10,14 +10,23 @@ from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, 
 from .comparison import recorder_sheets, whatif_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .recording import recording_sheets
-from .sheet import Sheet, to_html, to_text
+from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Sheet", "measurement_line", "mimebundle", "recording_sheets", "to_html", "to_text", "whatif_sheets"]
+__all__ = [
+    "Sheet",
+    "measurement_line",
+    "mimebundle",
+    "printable",
+    "recording_sheets",
+    "to_html",
+    "to_text",
+    "whatif_sheets",
+]
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {

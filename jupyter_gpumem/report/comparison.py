@@ -87,8 +87,9 @@ def _checked(result: WhatIf) -> str:
             f"and places all {check.blocks:,} blocks as recorded, to the byte."
         )
     return (
-        f"Check not passed: {check.mismatches:,} of {check.segment_events:,} recorded driver calls and places differ "
-        f"in a replay under the recorded settings, reserved memory by at most {format_bytes(check.max_difference)}."
+        f"Check not passed: a replay under the recorded settings differs {check.mismatches:,} times from the "
+        f"{check.segment_events:,} recorded driver calls and the places of {check.blocks:,} blocks, in reserved memory "
+        f"by at most {format_bytes(check.max_difference)}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,17 @@ class Progress:
         self._clock = clock
         self._next = clock() + 1.0
         self._written = False
+
+    @classmethod
+    def on_terminal(cls, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Progress:
+        """Return one that writes to a terminal, and nothing if the stream is none."""
+        terminal = stream is not None and stream.isatty()
+
+        def write(text: str) -> None:
+            if terminal:
+                print(text, end="", file=stream, flush=True)
+
+        return cls(lambda line: write(f"\r{line}\x1b[K"), lambda: write("\r\x1b[K"), clock)
 
     def __call__(self, done: int, planned: int) -> None:
         now = self._clock()

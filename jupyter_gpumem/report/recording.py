@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.recording import Recording
 
 _MOST_SITES = 8
+_LONGEST_FILE, _LONGEST_NAME = 60, 30
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "<frozen ", "??")
 
 
@@ -51,7 +52,8 @@ def _sites(blocks: list[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
     """Return the lines of the user's code that hold most, largest first; empty without recorded stacks."""
     held: Counter[str] = Counter()
     for block in blocks:
-        frames = block.get("frames") or []
+        frames = block.get("frames")
+        frames = [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
         if frames:
             held[_site(frames)] += block["size"]
     return tuple((site, format_bytes(size)) for site, size in held.most_common(_MOST_SITES))
@@ -61,4 +63,7 @@ def _site(frames: list[dict[str, Any]]) -> str:
     """Return the innermost frame of the user's own code, or the innermost at all."""
     own = (f for f in frames if not any(part in str(f.get("filename", "")) for part in _NOT_THE_USERS))
     frame = next(own, frames[0])
-    return f"{frame.get('filename', '?')}:{frame.get('line', '?')} {frame.get('name', '')}".rstrip()
+    file, line, name = (str(frame.get(key, other)) for key, other in (("filename", "?"), ("line", "?"), ("name", "")))
+    # The end of a path says more than its beginning.
+    file = file if len(file) <= _LONGEST_FILE else f"...{file[3 - _LONGEST_FILE :]}"
+    return f"{file}:{line[:9]} {name[:_LONGEST_NAME]}".rstrip()

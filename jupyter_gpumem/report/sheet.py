@@ -35,9 +35,29 @@ class Sheet:
     bar: tuple[float, ...] = ()
 
 
+def printable(text: str) -> str:
+    """Return a text in which nothing moves a cursor, colours, reverses or breaks a line: such characters are spelt out.
+
+    Names may come from a file that somebody else made, and half a surrogate pair cannot be written to any terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _printable(sheet: Sheet) -> Sheet:
+    return Sheet(
+        tuple(map(printable, sheet.heading)),
+        tuple(map(printable, sheet.columns)),
+        tuple(tuple(map(printable, row)) for row in sheet.rows),
+        tuple(map(printable, sheet.notes)),
+        sheet.bar,
+    )
+
+
 def to_text(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as one aligned block of text, without a final line break."""
-    return "\n\n".join("\n".join(_text_lines(sheet)) for sheet in sheets)
+    return "\n\n".join("\n".join(_text_lines(_printable(sheet))) for sheet in sheets)
 
 
 def _text_lines(sheet: Sheet) -> list[str]:
@@ -61,7 +81,7 @@ def _aligned(cell: str) -> str:
 
 def to_html(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as small, self-contained HTML that takes its colours from the page."""
-    return "".join(map(_html_sheet, sheets))
+    return "".join(_html_sheet(_printable(sheet)) for sheet in sheets)
 
 
 def _html_sheet(sheet: Sheet) -> str:

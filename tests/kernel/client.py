@@ -27,13 +27,15 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 class Reply:
     """What came back for one cell.
 
-    `displays` and `result` are MIME bundles; `errors` are the `error` messages as `(name, value, traceback)`.
+    `displays`, `updates` of them and `results` are MIME bundles; `errors` are the `error` messages as
+    `(name, value, traceback)`.
     """
 
     content: dict[str, Any] = field(default_factory=dict)
     stdout: str = ""
     stderr: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     errors: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -60,7 +62,7 @@ class Reply:
     @property
     def shown(self) -> str:
         """Everything that reads as text, in the order of kinds: for asserting that something is nowhere."""
-        texts = [bundle.get("text/plain", "") for bundle in (*self.displays, *self.results)]
+        texts = [bundle.get("text/plain", "") for bundle in (*self.displays, *self.updates, *self.results)]
         return "\n".join([self.stdout, self.stderr, *texts, self.traceback])
 
     @property
@@ -180,6 +182,8 @@ class Kernel:
             setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
         elif kind == "display_data":
             reply.displays.append(content["data"])
+        elif kind == "update_display_data":
+            reply.updates.append(content["data"])
         elif kind == "execute_result":
             reply.results.append(content["data"])
         elif kind == "error":

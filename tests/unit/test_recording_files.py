@@ -392,7 +392,7 @@ for _path in (
     ("jupyter_gpumem", "memory_fraction"),
 ):
     _text = _path[-1] in {"action", "state", "segment_type"}
-    _none_is_fine = _path[:3] == ("device_traces", 0, 1) and _path[-1] in {"addr", "stream"}
+    _none_is_fine = _path[:3] == ("device_traces", 0, 1) and _path[-1] == "addr"
     for _value in (None, [], {}, (), 1.5, float("nan"), 5 if _text else "text", True, -(1 << 70), 1 << 70):
         if _path == ("segments", 0, "blocks") and _value == []:
             continue  # a segment without blocks is odd, but possible

@@ -1,0 +1,537 @@
+"""The command line: what it prints, its exit codes, and how it refuses; in this process and as it is installed."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import jupyter_gpumem
+from jupyter_gpumem import cli
+from jupyter_gpumem.comparison import whatif
+from jupyter_gpumem.recording import read_recording, write_recording
+from jupyter_gpumem.records import Status
+from jupyter_gpumem.report.progress import Progress
+from jupyter_gpumem.units import GiB, MiB
+
+DATA = Path(__file__).parents[1] / "data" / "recordings"
+RESNET = str(DATA / "resnet50-default.pickle.gz")
+CAPPED = str(DATA / "encoder-default-cap4.3-oom.pickle.gz")
+SCRIPT = Path(sys.executable).with_name("jupyter-gpumem")
+HINT = "; jupyter gpumem{} --help lists what there is\n"
+
+
+class Call:
+    """What a command left: its exit code and what it printed."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self):
+        """What it printed, as JSON."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def command(capsys):
+    """Return a function that runs a command in this process."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as end:
+            code = end.code
+        return Call(code, *capsys.readouterr())
+
+    return run
+
+
+def installed(*arguments, **options):
+    """Run the installed command in a process of its own."""
+    package = str(Path(jupyter_gpumem.__file__).parents[1])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    found = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    done = subprocess.run(
+        [SCRIPT, *arguments], env=environment, encoding="utf-8", stdin=subprocess.DEVNULL, check=False, **found
+    )
+    return Call(done.returncode, done.stdout, done.stderr)
+
+
+# Help, version, status
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("status", "-h"), ("whatif", "--help"), ("report", "--help")])
+def test_help_is_printed(command, arguments):
+    """`--help` of the command and of each of its parts goes to stdout and is no error."""
+    done = command(*arguments)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"usage: jupyter gpumem{' ' + arguments[0] if len(arguments) > 1 else ''} [-h]")
+
+
+def test_help_explains_every_option(command):
+    """The help of what-if names its options, and shows no doubled percent sign."""
+    out = command("whatif", "--help").out
+    for option in ("--set KEY:VALUE,...", "--memory SIZE", "--limit SIZE|off", "-d", "-j", "--json", "%gpumem_record"):
+        assert option in out
+    assert "%%" not in out
+
+
+def test_the_version_is_printed(command):
+    """`--version` prints the package's."""
+    assert command("--version").out == f"jupyter_gpumem {jupyter_gpumem.__version__}\n"
+
+
+def test_the_installed_command_starts_without_torch():
+    """It is on the path, and neither it nor a what-if imports torch, IPython or matplotlib."""
+    assert installed("--version").out == f"jupyter_gpumem {jupyter_gpumem.__version__}\n"
+    code = (
+        "import sys; from jupyter_gpumem.cli import main; main(['whatif', sys.argv[1], '--set', ''])\n"
+        "print(sorted({'torch', 'IPython', 'matplotlib', 'ipywidgets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, RESNET], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_the_status_of_devices(command, fake):
+    """With a device its layers are shown, as text and as JSON, and the exit code is 0."""
+    fake.allocate(3 * MiB)
+    done = command("status")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("fake:0 · scripted device · 8.00 GiB\n")
+    data = command("status", "--json").json
+    assert sum(size for _, size in data["devices"][0]["layers"]) == 8 * GiB
+
+
+def test_the_status_without_devices(command, monkeypatch):
+    """Where there is nothing to show, one line says why and the exit code is 1."""
+    monkeypatch.setattr(cli, "status", lambda: Status((), {}, {}, "this machine has no GPU"))
+    done = command("status")
+    assert (done.code, done.out, done.err) == (1, "This machine has no GPU.\n", "")
+    done = command("status", "--json")
+    assert (done.code, done.json["missing"]) == (1, "this machine has no GPU")
+
+
+def test_the_installed_status():
+    """The exit code of the installed command says whether there was a device to show."""
+    done = installed("status", "--json")
+    assert done.code == (0 if done.json["devices"] else 1)
+    assert done.err == ""
+
+
+# What-if and report on recordings
+
+
+def test_whatif_prints_the_documented_json(command):
+    """Recording, check and results: the recorded settings first, then those given, in their order; bytes as integers.
+
+    Without `--set` a search is made, and the best follow the recorded ones.
+    """
+    given = ["max_split_size_mb:128", "", "expandable_segments:True"]
+    done = command("whatif", RESNET, "--json", *itertools.chain(*(("--set", text) for text in given)))
+    assert (done.code, done.err) == (0, "")
+    assert list(done.json) == ["recording", "check", "results"]
+    assert done.json["check"] == {"segment_events": 114, "mismatches": 0, "max_difference": 0}
+    rows = done.json["results"]
+    assert [row["settings"] for row in rows] == ["", *given]
+    assert [row["recorded"] for row in rows] == [True, False, False, False]
+    for row in rows:
+        assert list(row)[:1] == ["settings"]
+        for key in ("peak_allocated", "peak_reserved", "retries", "ooms", "stranded", "device_frees", "gain"):
+            assert type(row[key]) is int, key
+    assert rows[0]["peak_reserved"] == read_recording(RESNET).extra["memory_stats"]["reserved_bytes.all.peak"]
+    assert done.json == json.loads(json.dumps(whatif(RESNET, given).to_dict()))
+    searched = command("whatif", RESNET, "--json").json["results"]
+    peaks = [row["peak_reserved"] for row in searched]
+    assert searched[0]["recorded"]
+    assert len(searched) >= 10
+    assert peaks[1:] == sorted(peaks[1:])
+
+
+def test_whatif_prints_a_table(command):
+    """As text it is the report of the same result, in one block."""
+    done = command("whatif", RESNET, "--set", "expandable_segments:True")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{whatif(RESNET, ['expandable_segments:True'])}\n"
+    assert "  best: expandable_segments:True  " in done.out
+
+
+def test_whatif_on_another_card(command):
+    """`--memory` assumes a card of that size."""
+    data = command("whatif", RESNET, "--memory", "6GiB", "--set", "", "--json").json
+    assert data["recording"]["memory"] == 6 * GiB
+    assert data["results"][0]["retries"] > 0
+
+
+def test_whatif_under_another_cap(command):
+    """The recorded cap stays unless `--limit` lifts or replaces it."""
+    limits = {
+        given: command("whatif", CAPPED, "--set", "", "--json", *(("--limit", given) if given else ())).json
+        for given in (None, "recorded", "off", "3GiB")
+    }
+    recorded = read_recording(CAPPED).limit
+    assert [data["recording"]["limit"] for data in limits.values()] == [recorded, recorded, None, 3 * GiB]
+    assert [data["results"][0]["ooms"] for data in limits.values()][:3] == [1, 1, 0]
+
+
+def test_processes_change_nothing(command):
+    """`-j 2` gives the very same output as one process, for what-if and for the report."""
+    for name in ("whatif", "report"):
+        one, two = (command(name, RESNET, "--json", "-j", jobs) for jobs in ("1", "2"))
+        assert (one.code, one.out, one.err) == (two.code, two.out, two.err) == (0, one.out, "")
+
+
+def test_report_prints_what_a_recording_holds(command):
+    """The report is what the recording holds and then the what-if."""
+    done = command("report", CAPPED)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == (
+        "encoder-default-cap4.3-oom.pickle.gz, device 0 · NVIDIA H200 · torch 2.11.0+cu130 · settings: PyTorch defaults"
+    )
+    assert "  events                    6,172" in lines
+    assert "  out-of-memory errors          1" in lines
+    assert done.out.endswith(command("whatif", CAPPED).out)
+
+
+def test_report_prints_json(command):
+    """The JSON of a report is that of a what-if."""
+    assert command("report", CAPPED, "--json").json == command("whatif", CAPPED, "--json").json
+
+
+def test_report_of_a_snapshot_without_events(command, tmp_path):
+    """A snapshot of the memory alone can be reported, though there is nothing to replay."""
+    segments = read_recording(RESNET).snapshot["segments"]
+    path = write_recording({"segments": segments}, tmp_path / "memory.pickle")
+    done = command("report", str(path))
+    assert (done.code, done.err) == (0, "")
+    assert "\n  events                        0\n" in done.out
+    data = command("report", str(path), "--json").json
+    assert list(data) == ["recording", "check", "results"]
+    assert (data["check"], data["results"]) == (None, [])
+
+
+def test_the_installed_command_on_a_recording():
+    """The installed command prints what the function in this process prints."""
+    done = installed("whatif", RESNET, "--set", "expandable_segments:True", "--json", "-j", "2")
+    assert (done.code, done.err) == (0, "")
+    assert done.json == json.loads(json.dumps(whatif(RESNET, ["expandable_segments:True"]).to_dict()))
+
+
+# What is refused
+
+
+class Calls:
+    """Pickles as a call of something."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+def checkpoint():
+    """Return the bytes of a file as `torch.save` writes it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({}, 2))
+    return buffer.getvalue()
+
+
+BAD_FILES = {
+    "missing": (None, "No such file or directory"),
+    "a directory": (..., "is a directory; name a recording in it"),
+    "empty": (b"", "is empty; save the recording again"),
+    "a text": (b"What was recorded\n", "it is not a pickle of protocol 2 to 5"),
+    "HTML": (b"<!DOCTYPE html><html></html>", "it is an HTML or XML page"),
+    "truncated gzip": (gzip.compress(os.urandom(5000))[:-100], "is cut short; copy or save it again"),
+    "os.system": (pickle.dumps(Calls(os.system, ("touch HIT",))), "names a class or function to call"),
+    "os.system, packed": (gzip.compress(pickle.dumps({"segments": [Calls(os.system, ("touch HIT",))]})), "to call"),
+    "a checkpoint": (checkpoint(), "it is a zip archive, such as a PyTorch checkpoint"),
+    "another pickle": (pickle.dumps({"epoch": 3}), "it has neither 'segments' nor 'device_traces', but 'epoch'"),
+    "escapes": (pickle.dumps({"\x1b[31m\n": 3}), "but '\\x1b[31m\\n'"),
+    "no events": (pickle.dumps({"device_traces": [[]]}, 4), "has no events of device 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_files_that_are_no_recording_are_refused(command, tmp_path, monkeypatch, name):
+    """Whatever else a file is: exit code 2, one line on stderr, nothing on stdout, and nothing of it was run."""
+    monkeypatch.chdir(tmp_path)
+    content, said = BAD_FILES[name]
+    path = Path("x.pickle")
+    if content is ...:
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    for part in ("whatif",) if name == "no events" else ("whatif", "report"):
+        done = command(part, "x.pickle")
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert done.err.startswith("jupyter gpumem: ")
+        assert said in done.err
+        assert done.err.rstrip("\n").isprintable()
+    assert not Path("HIT").exists()
+
+
+def test_the_installed_command_refuses_a_hostile_file(tmp_path):
+    """The installed command does so too, without a traceback, whatever the file's own name does to a terminal."""
+    path = tmp_path / "\x1b[2Jx.pickle"
+    path.write_bytes(BAD_FILES["os.system"][0])
+    done = installed("whatif", str(path), cwd=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "jupyter gpumem: \\x1b[2Jx.pickle is not a recording: it names a class or function to call, "
+        "which no recording does; nothing of it was run\n"
+    )
+    assert not (tmp_path / "HIT").exists()
+
+
+BAD_VALUES = {
+    ("--set", "max_split_size:128"): "unknown allocator setting 'max_split_size'; did you mean 'max_split_size_mb'?",
+    ("--set", "expandable_segments=True"): "write : instead of =",
+    ("--set", "expandable_segments:yes"): "expandable_segments:yes is not understood; write exactly True or False",
+    ("--set", "expandable_segments:True", "--set", "nonsense"): "write KEY:VALUE, separated by commas",
+    ("--set", "backend:$(touch HIT)"): "'backend:$(touch HIT)' is not understood",
+    ("--set", "a\x1b[31m:1\n"): "allocator setting 'a\\x1b[31m:1' is not understood; write KEY:VALUE",
+    ("--memory", "lots"): "not a size: 'lots'; write a number and a unit, such as 512MiB or 1.5GiB",
+    ("--memory", "0"): "a card of '0' is not possible; write a size such as 24GiB",
+    ("--limit", "on"): "not a size: 'on'",
+    ("--limit", "0GiB"): "a limit of '0GiB' is not possible",
+    ("-d", "7"): "resnet50-default.pickle.gz has no device 7; it has 0",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_VALUES)
+def test_values_that_make_no_sense_are_refused(command, arguments):
+    """Bad settings, sizes and devices: exit code 2 and one line that says what is wrong."""
+    done = command("whatif", RESNET, *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith("jupyter gpumem: ")
+    assert BAD_VALUES[arguments] in done.err
+    assert done.err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part", "said"),
+    [
+        ((), "", "the following arguments are required: COMMAND"),
+        (("whatif",), " whatif", "the following arguments are required: FILE"),
+        (("report", RESNET, "--set", "x:1"), "", "unrecognized arguments: --set x:1"),
+        (("status", "--bogus\x1b[1m\n"), "", "unrecognized arguments: --bogus\\x1b[1m\\n"),
+        (("whatif", RESNET, "-j", "many"), " whatif", "argument -j/--jobs: invalid int value: 'many'"),
+        (("whatif", RESNET, "--memory", "-5GiB"), " whatif", "argument --memory: expected one argument"),
+    ],
+)
+def test_options_that_are_not_understood_are_refused(command, arguments, part, said):
+    """Unknown and incomplete options are one line too, and name the help."""
+    done = command(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"jupyter gpumem{part}: {said}{HINT.format(part)}"
+
+
+def test_an_unknown_command_names_the_known_ones(command):
+    """A command that does not exist is refused with those that do."""
+    done = command("what-if", RESNET)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    for name in ("what-if", "status", "whatif", "report"):
+        assert name in done.err
+
+
+def test_ctrl_c_leaves_no_traceback(command, monkeypatch):
+    """An interrupted replay ends with the code that shells give it, and without a word."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "whatif", interrupted)
+    done = command("whatif", RESNET)
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("whatif", RESNET, "--set", ""), ("report", CAPPED, "--json")])
+def test_a_closed_pipe_is_no_error_to_talk_about(arguments):
+    """`| head` may stop reading at any moment: nothing is printed about it, not even when Python ends."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = installed(*arguments, stdout=writing)
+    os.close(writing)
+    assert (done.code, done.err) == (1, "")
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    """A stream that people look at."""
+
+    def isatty(self):
+        return True
+
+
+def lines_of(terminal):
+    """Return the states of the line that a terminal showed."""
+    return terminal.getvalue().split("\r")[1:]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Make each replay take three seconds, on the clock of the progress bar."""
+    clock = itertools.count(0, 3).__next__
+    monkeypatch.setattr(cli.Progress, "on_terminal", functools.partial(Progress.on_terminal, clock=clock))
+
+
+def test_a_terminal_sees_the_progress(command, monkeypatch, slow):
+    """What takes long shows one line on stderr that grows, and is gone in the end; stdout is untouched."""
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    done = command("whatif", RESNET, "--set", "", "--set", "expandable_segments:True", "-j", "1")
+    *shown, last = lines_of(terminal)
+    assert list(dict.fromkeys(line.removesuffix("\x1b[K") for line in shown)) == [
+        "replaying [############............] 1 of 2 settings",
+        "replaying [########################] 2 of 2 settings",
+    ]
+    assert last == "\x1b[K"
+    assert done.out == f"{whatif(RESNET, ['', 'expandable_segments:True'])}\n"
+
+
+def test_only_a_terminal_sees_it(command, slow):
+    """A file or a pipe gets no progress."""
+    assert command("whatif", RESNET, "--set", "", "-j", "1").err == ""
+
+
+def test_nothing_is_shown_within_a_second(command, monkeypatch):
+    """What is done before a second is over shows no progress at all."""
+    clock = itertools.count(0, 0.1).__next__
+    monkeypatch.setattr(cli.Progress, "on_terminal", functools.partial(Progress.on_terminal, clock=clock))
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert command("whatif", RESNET, *["--set", ""] * 9, "-j", "1").code == 0
+    assert terminal.getvalue() == ""
+
+
+def test_the_progress_is_gone_when_something_fails(command, monkeypatch, slow):
+    """An error is printed on a line of its own."""
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+
+    def broken(*_, progress, **__):
+        progress(1, 3)
+        return whatif(RESNET, memory="lots")
+
+    monkeypatch.setattr(cli, "whatif", broken)
+    assert command("whatif", RESNET).code == 2
+    assert lines_of(terminal)[-1].startswith("\x1b[Kjupyter gpumem: not a size: 'lots'")
+
+
+def test_progress_writes_at_most_ten_times_a_second():
+    """However often it is called, a line is written every tenth of a second, the first after one."""
+    now, shown, cleared = [0.0], [], []
+    with Progress(shown.append, lambda: cleared.append(now[0]), lambda: now[0]) as progress:
+        for step in range(300):
+            now[0] = step / 100
+            progress(step, 300)
+    counts = [int(line.split("] ")[1].split()[0]) for line in shown]
+    assert counts[0] == 100
+    assert all(b - a >= 10 for a, b in itertools.pairwise(counts))
+    assert 15 <= len(counts) <= 21
+    assert cleared == [2.99]
+    assert len({line.index("]") for line in shown}) == 1
+
+
+def test_progress_of_nothing_is_not_cleared():
+    """Where nothing was written there is nothing to clear, and no plan is no division by zero."""
+    cleared = []
+    with Progress(cleared.append, lambda: cleared.append(""), lambda: 0.0) as progress:
+        progress(1, 1)
+    assert cleared == []
+    shown = []
+    Progress(shown.append, clock=itertools.count(0, 2).__next__)(0, 0)
+    assert shown == [f"replaying [{'.' * 24}] 0 of 0 settings"]
+
+
+def test_a_stream_that_is_none_gets_no_progress():
+    """Where Python has no stderr, as without a console, nothing is written."""
+    with Progress.on_terminal(None, itertools.count(0, 2).__next__) as progress:
+        progress(1, 2)
+
+
+# Recordings with one odd value
+
+
+ODD = [None, "<b>\x1b[31m\n\ud800", -1, 1 << 63, float("inf"), [1], {"a": 1}, True]
+
+
+def odd_recordings():
+    """Yield a small snapshot with one value of it, wherever, replaced by something odd."""
+    places = []
+
+    def walk(item, path):
+        for key in list(item) if isinstance(item, dict) else range(len(item)):
+            places.append((*path, key))
+            if isinstance(item[key], (dict, list)):
+                walk(item[key], (*path, key))
+
+    walk(small(), ())
+    for place, value in itertools.product(places, ODD):
+        data = small()
+        functools.reduce(lambda inside, key: inside[key], place[:-1], data)[place[-1]] = value
+        yield data
+
+
+def small():
+    """Return a snapshot with one of everything."""
+    frame = {"filename": "a.py", "line": 3, "name": "f"}
+    base, size = 0x7F0000000000, 2 * MiB
+    blocks = [
+        {"address": base, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": [frame]},
+        {"address": base + 1024, "size": size - 1024, "requested_size": 0, "state": "inactive"},
+    ]
+    segment = {"device": 0, "address": base, "total_size": size, "stream": 0, "segment_type": "small"}
+    return {
+        "segments": [segment | {"segment_pool_id": (0, 0), "is_expandable": False, "blocks": blocks}],
+        "device_traces": [
+            [
+                {"action": "segment_alloc", "addr": base, "size": size, "stream": 0},
+                {"action": "alloc", "addr": base, "size": 1000, "stream": 0, "frames": [frame]},
+            ]
+        ],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "roundup_power2_divisions": {"1": 0, "2": 0},
+        },
+        "jupyter_gpumem": {
+            "torch": "2.11.0",
+            "device_name": "NVIDIA H200",
+            "total_memory": GiB,
+            "memory_fraction": 1.0,
+            "alloc_conf": "",
+        },
+    }
+
+
+def test_a_recording_with_an_odd_value_is_reported_or_refused(command, tmp_path):
+    """Whatever a single value of a recording is: a report or one line, printable, and no traceback."""
+    path, codes = tmp_path / "x.pickle", set()
+    for data in odd_recordings():
+        path.write_bytes(pickle.dumps(data, 4))
+        done = command("report", str(path), "-j", "1")
+        codes.add(done.code)
+        assert done.err.count("\n") == (done.code == 2), data
+        assert (done.out + done.err).replace("\n", "").isprintable(), data
+    assert codes == {0, 2}

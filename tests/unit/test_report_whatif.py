@@ -1,0 +1,245 @@
+"""How what-if, the recorder's status and a recording look; and that nothing in a file reaches a terminal or a page."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from test_report import read, words
+
+from jupyter_gpumem.comparison import whatif
+from jupyter_gpumem.recording import Recording, read_recording
+from jupyter_gpumem.records import RecorderStatus
+from jupyter_gpumem.report import Sheet, mimebundle, printable, recording_sheets, to_html, to_text
+from jupyter_gpumem.units import GiB, MiB
+
+DATA = Path(__file__).parents[1] / "data" / "recordings"
+BASE = 0x7F0000000000
+
+
+@cache
+def recording(name="resnet50-default"):
+    return read_recording(DATA / f"{name}.pickle.gz")
+
+
+def without_extra():
+    """Return a recording as PyTorch alone saves it."""
+    return Recording({key: value for key, value in recording().snapshot.items() if key != "jupyter_gpumem"})
+
+
+def contradicted():
+    """Return a recording whose settings are not those under which it was made."""
+    return Recording({**recording().snapshot, "allocator_settings": {"expandable_segments": True}}, "changed.pickle")
+
+
+EXPANDABLE = "expandable_segments:True"
+UNSAFE = f"max_split_size_mb:512,{EXPANDABLE}"
+CAPPED = "encoder-default-cap4.3-oom"
+WHATIF = {
+    "whatif_helps": lambda: whatif(recording(), ["max_split_size_mb:128", EXPANDABLE]),
+    "whatif_nothing_helps": lambda: whatif(recording(), ["max_split_size_mb:128", "roundup_power2_divisions:[>:1]"]),
+    "whatif_nothing_asked": lambda: whatif(recording(), []),
+    "whatif_does_not_fit": lambda: whatif(recording(), [EXPANDABLE], memory="1GiB"),
+    "whatif_smaller_card": lambda: whatif(recording(), [EXPANDABLE], memory="6GiB"),
+    "whatif_cap": lambda: whatif(recording(CAPPED), [EXPANDABLE, "garbage_collection_threshold:0.6"]),
+    "whatif_cap_lifted": lambda: whatif(recording(CAPPED), [EXPANDABLE], limit="off"),
+    "whatif_check_not_passed": lambda: whatif(contradicted(), ["", EXPANDABLE]),
+    "whatif_unsafe": lambda: whatif(recording(), [UNSAFE, "garbage_collection_threshold:0.8"]),
+    "whatif_defaults_are_best": lambda: whatif(recording("encoder-maxsplit128"), [""]),
+    "whatif_unknown_card": lambda: whatif(without_extra(), [EXPANDABLE]),
+}  # fmt: skip
+STATUS = {
+    "recorder_off": RecorderStatus(running=False, ours=False, events=None, max_entries=None, stacks=None),
+    "recorder_stopped": RecorderStatus(running=False, ours=False, events=12_345, max_entries=None, stacks=None),
+    "recorder_on": RecorderStatus(running=True, ours=True, events=0, max_entries=1_000_000, stacks=True),
+    "recorder_without_stacks": RecorderStatus(running=True, ours=True, events=70, max_entries=70, stacks=False),
+    "recorder_of_the_users": RecorderStatus(running=True, ours=False, events=5, max_entries=None, stacks=None),
+}
+
+
+@cache
+def shown(name):
+    return STATUS[name] if name in STATUS else WHATIF[name]()
+
+
+@pytest.mark.parametrize("name", [*WHATIF, *STATUS])
+def test_text(name, golden):
+    """The text form is as reviewed."""
+    golden(name, str(shown(name)))
+
+
+@pytest.mark.parametrize("name", [*WHATIF, *STATUS])
+def test_html_says_the_same_as_the_text(name):
+    """The HTML is well-formed, passive, and has the same words in the same order as the text."""
+    bundle = mimebundle(shown(name))
+    assert bundle == {"text/plain": str(shown(name)), "text/html": shown(name)._repr_html_()}
+    page = read(bundle["text/html"])
+    assert words(" ".join(page.text)) == words(bundle["text/plain"])
+    assert page.tags <= {"div", "span", "b", "table", "tr", "td", "th"}
+    assert {key for key, _ in page.attributes} <= {"style", "scope"}
+
+
+@pytest.mark.parametrize("name", WHATIF)
+def test_a_whatif_says_all_it_must(name):
+    """The recorded settings come first, every result says how it was checked, and the best says how to use it."""
+    result = shown(name)
+    lines = str(result).splitlines()
+    assert lines[2].startswith("  recorded: ")
+    assert sum(line.startswith("  best: ") for line in lines) == (result.best is not None)
+    text = " ".join(" ".join(line.split()) for line in lines)
+    assert ("Checked: " in text) == result.check.exact
+    assert ("Check not passed: " in text) == (not result.check.exact)
+    assert ("To use it: " in text) == (result.best is not None)
+    assert all(line == line.rstrip() for line in lines)
+
+
+# Recordings
+
+
+def place(filename="/home/me/train.py", line=12, name="step"):
+    return {"filename": filename, "line": line, "name": name}
+
+
+TORCH = place("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", 134, "forward")
+
+
+def block(size, frames=None, state="active_allocated"):
+    found = {"size": size, "requested_size": size, "state": state}
+    return found if frames is None else found | {"frames": frames}
+
+
+def small(*blocks, device=0, extra=None, source="run.pickle", settings=None):
+    """Return a recording of a device with one segment of these blocks."""
+    segment = {"device": device, "address": BASE, "total_size": 64 * MiB, "stream": 0, "segment_type": "large"}
+    free = block(64 * MiB - sum(one["size"] for one in blocks), state="inactive")
+    event = {"action": "segment_alloc", "addr": BASE, "size": 64 * MiB, "stream": 0}
+    about = {"torch": "2.13.0", "device_name": "NVIDIA H200", "total_memory": 140 * GiB, "memory_fraction": 1.0}
+    snapshot = {
+        "segments": [segment | {"blocks": [*blocks, free]}],
+        "device_traces": [[event] if index == device else [] for index in range(device + 1)],
+        "allocator_settings": settings or {},
+        "jupyter_gpumem": about if extra is None else extra,
+    }
+    return Recording(snapshot, source)
+
+
+def two_devices():
+    first, second = small(block(MiB)), small(block(2 * MiB), block(3 * MiB), device=1)
+    both = {**second.snapshot, "segments": first.snapshot["segments"] + second.snapshot["segments"]}
+    both["device_traces"] = [first.events(0), second.events(1)]
+    return Recording(both, "both.pickle")
+
+
+RECORDINGS = {
+    "recording": lambda: recording(CAPPED),
+    "recording_with_stacks": lambda: small(
+        block(20 * MiB, [TORCH, place(line=40, name="forward"), place()]),
+        block(4 * MiB, [TORCH, place(line=40, name="forward"), place(line=99)]),
+        block(8 * MiB, [TORCH]),
+        block(2 * MiB, [place("/a/very/long/way/" + 9 * "to/another/" + "place.py", 7, "a_name_that_never_ends_" * 4)]),
+        block(MiB, [{"filename": "only.py"}]),
+        block(MiB),
+    ),
+    "recording_of_torch_alone": lambda: small(block(MiB), extra={}, settings={"expandable_segments": True}),
+    "recording_of_two": two_devices,
+}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_text_of_a_recording(name, golden):
+    """What a recording holds is shown as reviewed, in text and in HTML."""
+    sheets = recording_sheets(RECORDINGS[name]())
+    golden(name, to_text(sheets))
+    assert words(" ".join(read(to_html(sheets)).text)) == words(to_text(sheets))
+    assert all(len(line) <= 120 for line in to_text(sheets).splitlines())
+
+
+def test_the_largest_sites_are_shown():
+    """Of many places the eight that hold most are listed, the largest first."""
+    many = small(*(block(size * 1024, [place(line=size)]) for size in range(1, 30)))
+    (sheet,) = recording_sheets(many)[1:]
+    assert [row[1] for row in sheet.rows] == [f"{size}.00 KiB" for size in range(29, 21, -1)]
+
+
+# What a hostile file says
+
+
+EVIL = "<script>alert(1)</script>\x1b[31m\r\n\t\x07\x9b2J\u202egnp\u2028\ud800"
+SPELT = "<script>alert(1)</script>\\x1b[31m\\r\\n\\t\\x07\\x9b2J\\u202egnp\\u2028\\ud800"
+ABOUT = {"torch": "2.13.0", "device_name": "H200", "total_memory": GiB, "memory_fraction": 1.0}
+
+
+def hostile_note():
+    noted = small(block(MiB))
+    noted.notes.append(EVIL)
+    return noted
+
+
+HOSTILE = {
+    "source": lambda: small(block(MiB), source=EVIL),
+    "device name": lambda: small(block(MiB), extra={**ABOUT, "device_name": EVIL}),
+    "version": lambda: small(block(MiB), extra={**ABOUT, "torch": EVIL}),
+    "file of a frame": lambda: small(block(MiB, [place(EVIL)])),
+    "line of a frame": lambda: small(block(MiB, [place(line=EVIL)])),
+    "name of a frame": lambda: small(block(MiB, [place(name=EVIL)])),
+    "settings": lambda: small(block(MiB), settings={"PYTORCH_CUDA_ALLOC_CONF": f"{EVIL}:1"}),
+    "other settings": lambda: small(block(MiB), extra={**ABOUT, "alloc_conf": f"backend:{EVIL}"}),
+    "a setting": lambda: small(block(MiB), settings={"max_split_size": EVIL}),
+    "a note": hostile_note,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_recording_is_shown_harmlessly(name):
+    """Nothing that a file says moves a cursor, breaks a line, colours or reverses text, or becomes markup."""
+    found = HOSTILE[name]()
+    result = whatif(found, [EXPANDABLE])
+    sheets = recording_sheets(found)
+    for text in (str(result), to_text(sheets)):
+        assert all(line.isprintable() for line in text.split("\n"))
+        text.encode()
+    for html in (mimebundle(result)["text/html"], to_html(sheets)):
+        assert html.isprintable()
+        assert "<script" not in html
+        read(html)
+    if name in {"source", "device name", "a note"}:
+        assert SPELT in " ".join(to_text(sheets).split())
+        assert SPELT in "".join(read(result._repr_html_()).text)
+
+
+def test_settings_from_a_file_are_safe_to_paste():
+    """What is advised to be put into a shell holds nothing that the shell would run, whatever the recording says."""
+    source = recording().snapshot
+    for evil in ("backend:$(reboot)", "backend:`reboot`", "backend:x|reboot", "backend:x&reboot", "backend:x>y"):
+        about = {**source["jupyter_gpumem"], "alloc_conf": evil}
+        result = whatif(Recording({**source, "jupyter_gpumem": about}), [EXPANDABLE])
+        assert result.best == EXPANDABLE
+        assert "reboot" not in str(result.to_dict()["results"])
+        assert any("is not understood" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("frames", [None, 5, "text", {}, {"a": 1}, (1, 2), [None], [5], ["a"], [[]], [{}], [{1: 2}]])
+def test_odd_frames_are_passed_over(frames):
+    """Frames that are not what PyTorch writes are no reason to fail."""
+    text = to_text(recording_sheets(small(block(MiB, frames))))
+    assert "allocated at the end   1.00 MiB" in text
+    assert ("most of what lives" in text) == (type(frames) is list and type(frames[0]) is dict)
+
+
+PLAIN = ["", "a b", "Größe", "日本語", "🦀", "a·b", "$x `y` \\n"]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_ordinary_texts_are_shown_as_they_are(text):
+    """Letters of every script, symbols and blanks stay."""
+    assert printable(text) == text
+
+
+def test_every_part_of_a_sheet_is_made_printable():
+    """Headings, columns, rows and notes alike."""
+    sheet = Sheet((EVIL, EVIL), (EVIL,), ((EVIL, EVIL),), (EVIL,))
+    assert to_text([sheet]).count("\n") == 3
+    assert to_text([sheet]).count(SPELT) == 6
+    assert not re.search(r"<script|[\x00-\x1f]", to_html([sheet]))
