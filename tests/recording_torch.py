@@ -29,6 +29,7 @@ class RecordingTorch:
 
     Attributes:
         calls: the arguments of each call of `_record_memory_history`, as `(args, kwargs)`.
+        settings_set: the settings strings that were set.
         asked: the devices about which anything was asked that would create a context there.
     """
 
@@ -36,6 +37,7 @@ class RecordingTorch:
         self.scripted = FakeBackend("cuda", 8 * GiB, devices)
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.asked: list[int] = []
+        self.settings_set: list[str] = []
         self.contexts = contexts
         self.initialised = initialised
         self.enabled = self.stacks = self.taken = False
@@ -61,6 +63,7 @@ class RecordingTorch:
             _cuda_hasPrimaryContext=lambda index: index in self.contexts,
             _cuda_memoryStats=lambda index: self._ask(index, self.scripted.stats(index)),
             _accelerator_getAllocatorSettings=lambda: "max_split_size_mb:64",
+            _accelerator_setAllocatorSettings=self.settings_set.append,
         )
 
     def get_device_module(self, kind: str) -> Any:

@@ -85,6 +85,20 @@ def test_a_recording_holds_what_happens_between_start_and_stop(torch, ours):
     assert repr(recording) == "<Recording this session: 3 events, 1 segments>"
 
 
+def test_changes_of_the_settings_are_noted(torch, ours):
+    """When the user changes the settings, the recording says when and to what; afterwards nothing stays replaced."""
+    setter = torch._C._accelerator_setAllocatorSettings
+    ours.start()
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    (change,) = ours.stop().extra["settings_changes"]
+    assert change["settings"] == "expandable_segments:True"
+    assert change["time_us"] > 1_700_000_000_000_000
+    assert torch.settings_set == ["expandable_segments:True"]
+    assert torch._C._accelerator_setAllocatorSettings == setter
+    ours.start()
+    assert "settings_changes" not in ours.stop().extra
+
+
 def test_it_starts_bounded_and_with_python_stacks_of_allocations(torch, ours):
     """C++ stacks and those of frees cost too much, and history without a bound takes the host's memory."""
     ours.start()
