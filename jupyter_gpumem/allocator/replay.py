@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.records import Record
 
-from .driver import TopDownDriver
 from .heap import whole_pages
 from .model import Allocator
 from .oom import ModelOutOfMemoryError
+from .process import CALLS, ProcessDriver
 from .trace import COMPLETE, DEFER, EMPTY, FAIL
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Player:
         self.saved = self._tried = 0
         self.peak_at = 0
         self._peak = self._allocated = self._stranded = self._explained = 0
+        # A program that frees something has begun to compute.
+        self._interlude = next((at for at, op in enumerate(trace.ops) if op < 0), len(trace.ops))
 
     def start(self) -> None:
         """Allocate what was alive at the start, in the order of its addresses."""
@@ -91,9 +93,24 @@ class Player:
         for at, kind, number in self.trace.special:
             if at >= end:
                 break
-            self.play(position, at)
+            self._stretch(position, at)
             self.special(kind, number)
             position = at + 1
+        self._stretch(position, end)
+
+    def _stretch(self, position: int, end: int) -> None:
+        """Play plain operations, with what the driver does for itself in between."""
+        driver = self.allocator.driver
+        if isinstance(driver, ProcessDriver):
+            while self._interlude < end:
+                stop = max(position, self._interlude)
+                self.play(position, stop)
+                position = stop
+                if driver.begun:
+                    driver.keep()
+                else:
+                    driver.begin()
+                self._interlude = (stop // CALLS + 1) * CALLS
         self.play(position, end)
 
     def play(self, position: int, end: int) -> None:
@@ -219,7 +236,7 @@ def player(trace: Trace, settings: AllocatorSettings, conditions: Conditions) ->
     limit = conditions.limit
     if settings.per_process_memory_fraction < 1 and total is not None:
         limit = int(settings.per_process_memory_fraction * total)
-    driver = TopDownDriver(None if total is None else max(0, total - conditions.outside))
+    driver = ProcessDriver(None if total is None else max(0, total - conditions.outside))
     return Player(trace, Allocator(settings, total_memory=total, limit=limit, driver=driver))
 
 
