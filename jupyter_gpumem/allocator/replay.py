@@ -62,11 +62,14 @@ class Player:
     Args:
         trace: the operations.
         allocator: the model, fresh.
+        as_recorded: whether other streams finish exactly when they did; otherwise exceptional delays are left out.
     """
 
-    def __init__(self, trace: Trace, allocator: Allocator) -> None:
+    def __init__(self, trace: Trace, allocator: Allocator, *, as_recorded: bool = False) -> None:
         self.trace, self.allocator = trace, allocator
         self.addresses: list[int] = []
+        self._prompt: frozenset[int] = frozenset() if as_recorded else trace.prompt
+        self._waiting: dict[int, int] = {}
         self.failed: list[int] = []
         self.saved = self._tried = 0
         self.peak_at = 0
@@ -140,10 +143,16 @@ class Player:
     def special(self, kind: int, number: int) -> None:
         """Play what is neither a plain allocation nor a plain free."""
         if kind == DEFER:
-            if self.addresses[number]:
-                self.allocator.defer(self.addresses[number])
+            address = self.addresses[number]
+            if number in self._prompt:
+                self.allocator.free(address)
+            elif address:
+                self.allocator.defer(address)
+                self._waiting[address] = number
         elif kind == COMPLETE:
-            self.allocator.complete(self.addresses[number])
+            # A flush may have come first, and something else may wait at that address by now.
+            if self._waiting.get(self.addresses[number]) == number:
+                self.allocator.complete(self.addresses[number])
         elif kind == EMPTY:
             self.allocator.empty_cache()
         elif kind == FAIL:

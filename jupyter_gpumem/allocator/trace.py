@@ -8,6 +8,7 @@ also asks for and that leave no event of their own: `empty_cache()`, and the end
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class Trace:
         failures: the index in the recorded trace of each FAIL.
         segments: `(position, kind, address, size)` of what was done with the driver during `ops[position]`.
         streams: the stream of each of `segments`.
+        prompt: allocations whose free another stream delayed, as it does with fewer than half of the same size and stream:
+            that was a hiccup of the recorded run. The others of the kind were free by the next request.
         alive: addresses of what was allocated in the trace and still is at its end.
         reserved: bytes held from the driver at the start.
         highest: the most that was ever held.
@@ -70,6 +73,7 @@ class Trace:
     segments: list[tuple[int, int, int, int]] = field(default_factory=list)
     pools: list[PoolId] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    prompt: frozenset[int] = frozenset()
     alive: set[int] = field(default_factory=set)
     reserved: int = 0
     highest: int = 0
@@ -126,8 +130,9 @@ class _Compiler:
         self.waiting: dict[int, int] = {}
         self.late: list[int] = []
         self.window: list[tuple[int, int, int]] = []
-        self.released = self.short = False
+        self.released = self.short = self.delayed = False
         self.reserved = self.before_release = reserved
+        self.release_at = 0
         self.requests: dict[tuple[int, int, PoolId | None], int] = {}
         self.orphans = 0
         self.highest = self.trace.highest = reserved + self._highest_rise()
@@ -202,6 +207,7 @@ class _Compiler:
                 return 1
         self._special(DEFER, allocation)
         self.waiting[address] = allocation
+        self.delayed = True
         return 0
 
     def _pool(self, event: dict[str, Any], address: int) -> PoolId | None:
@@ -234,7 +240,7 @@ class _Compiler:
             raise RecordingError(f"event {index} has a segment of {size} bytes: not possible, the file is damaged")
         if kind in {FREE, UNMAP}:
             if not self.released:
-                self.released, self.before_release = True, self.reserved
+                self.released, self.before_release, self.release_at = True, self.reserved, index
             pool = self._pool(event, event["addr"])
             if pool is not None and pool not in self.trace.pools:
                 # Only a pool without an owner gives memory back.
@@ -258,8 +264,21 @@ class _Compiler:
         self.released = False
         if reason == "short":
             self.short = True
+            self._wait_for_flush()
         elif self.late:
             self._complete_late()
+
+    def _wait_for_flush(self) -> None:
+        """Where streams wait for each other, let the last free before a flush have been completed by the flush.
+
+        Its events look the same if it was free at once; but then the request did not want it, and it does not matter.
+        """
+        requested, completed = self.events[max(0, self.release_at - 2)], self.events[self.release_at - 1]
+        pair = requested["action"] == "free_requested" and completed["action"] == "free_completed"
+        if self.delayed and pair and requested["addr"] == completed["addr"] and self.trace.ops[-1] < 0:
+            allocation = ~self.trace.ops.pop()
+            self._special(DEFER, allocation)
+            self.late.append(allocation)
 
     def _next_request(self, index: int) -> int | None:
         for event in self.events[index : index + 64]:
@@ -328,7 +347,23 @@ class _Compiler:
             trace.notes.append(f"{self.orphans} events have lost their counterparts (skipped actions, or torn ring)")
         if alive:
             _number_start_first(trace)
+        trace.prompt = _prompt(trace)
         return trace
+
+
+def _prompt(trace: Trace) -> frozenset[int]:
+    """Return which delayed frees are the exception among those of the same request."""
+    delayed = [number for _, kind, number in trace.special if kind == DEFER]
+    if not delayed:
+        return frozenset()
+    requests = [op for op in trace.ops if 0 <= op < SPECIAL]
+    first = len(trace.start)
+    made, late = Counter(requests), Counter(requests[number - first] for number in delayed if number >= first)
+    return frozenset(
+        number
+        for number in delayed
+        if number >= first and 2 * late[requests[number - first]] < made[requests[number - first]]
+    )
 
 
 def add_start(trace: Trace, blocks: Sequence[tuple[int, int, int, PoolId | None]]) -> None:
@@ -342,6 +377,7 @@ def add_start(trace: Trace, blocks: Sequence[tuple[int, int, int, PoolId | None]
         (position, kind, number + extra if kind in {DEFER, COMPLETE} else number)
         for position, kind, number in trace.special
     ]
+    trace.prompt = frozenset(number + extra for number in trace.prompt)
 
 
 def _number_start_first(trace: Trace) -> None:
