@@ -248,6 +248,7 @@ def compare(options) -> None:
                     pairs.append(pair(workload, source, target, row, stats))
                     # A run that an error ended early did not do the whole work: its peak says nothing about others'.
                     pairs[-1]["whole"] = whole(workload, recording) and whole(workload, real[target])
+                    pairs[-1]["same_requests"] = requests(recording) == requests(real[target])
     results = summary(checks, pairs, next(iter(recordings.values())))
     print(table(results))
     if options.json:
@@ -256,6 +257,22 @@ def compare(options) -> None:
 
 def whole(workload, recording) -> bool:
     return workload == "oom" or not recording.extra["memory_stats"]["num_ooms"]
+
+
+def requests(recording) -> list:
+    """Return the sizes that were asked for, and what was freed between them in any order: nothing that settings decide.
+
+    Frees that follow each other come in another order each time (autocast's cache is keyed by address), and what comes
+    out is the same.
+    """
+    live, found = {}, []
+    for event in recording.events(0):
+        if event["action"] in {"alloc", "oom"}:
+            found += [(event["size"], bool(event["stream"])), set()]
+            live[event.get("addr")] = len(found)
+        elif event["action"] == "free_requested" and found:
+            found[-1].add(live.pop(event["addr"], 0))
+    return found
 
 
 def pair(workload, source, target, row, stats) -> dict:
@@ -275,6 +292,7 @@ def pair(workload, source, target, row, stats) -> dict:
 
 def summary(checks, pairs, any_recording) -> dict:
     training = [p for p in pairs if p["workload"] not in {"streams", "change"} and p["whole"]]
+    alike = [p for p in training if p["same_requests"]]
     exact = sum(p["difference"] == 0 for p in training)
     return {
         "what": "peak reserved of real runs against what recordings of the same workloads under other settings predict",
@@ -288,6 +306,9 @@ def summary(checks, pairs, any_recording) -> dict:
             "training and generation: comparisons": len(training),
             "training and generation: to the byte": exact,
             "training and generation: largest error in percent": max(abs(p["percent"]) for p in training),
+            "training and generation, same requests: comparisons": len(alike),
+            "training and generation, same requests: to the byte": sum(p["difference"] == 0 for p in alike),
+            "training and generation, same requests: largest error in percent": max(abs(p["percent"]) for p in alike),
             "two streams: largest error in percent": largest(pairs, "streams"),
             "settings changed midway: largest error in percent": largest(pairs, "change"),
             "median error in percent": statistics.median(abs(p["percent"]) for p in pairs if p["whole"]),
@@ -302,11 +323,11 @@ def largest(pairs, workload) -> float | None:
 
 
 def table(results: dict) -> str:
-    lines = [f"{name:56}{value}" for name, value in results["summary"].items()]
+    lines = [f"{name:72}{value}" for name, value in results["summary"].items()]
     lines += [
         f"{p['workload']:12}{p['recorded']:12}-> {p['predicted_for']:12}{p['percent']:+9.3f} %  "
         f"{p['difference']:+15,} B of {p['real']:,}  retries {p['retries']} ooms {p['ooms']}"
-        f"{'' if p['whole'] else '  (a run ended early)'}"
+        f"{'' if p['whole'] else '  (a run ended early)'}{'' if p['same_requests'] else '  (other requests)'}"
         for p in results["pairs"]
         if p["difference"] or not p["whole"]
     ]

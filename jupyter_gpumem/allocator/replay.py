@@ -11,7 +11,7 @@ from .heap import whole_pages
 from .model import Allocator
 from .oom import ModelOutOfMemoryError
 from .process import CALLS, ProcessDriver
-from .trace import COMPLETE, DEFER, EMPTY, FAIL
+from .trace import CHANGE, COMPLETE, DEFER, EMPTY, FAIL
 
 if TYPE_CHECKING:
     from .blocks import Block
@@ -62,12 +62,14 @@ class Player:
     Args:
         trace: the operations.
         allocator: the model, fresh.
-        as_recorded: whether other streams finish exactly when they did; otherwise exceptional delays are left out.
+        as_recorded: whether other streams finish exactly when they did, and settings change when they did; otherwise
+            exceptional delays are left out, and the settings hold throughout.
     """
 
     def __init__(self, trace: Trace, allocator: Allocator, *, as_recorded: bool = False) -> None:
         self.trace, self.allocator = trace, allocator
         self.addresses: list[int] = []
+        self._as_recorded = as_recorded
         self._prompt: frozenset[int] = frozenset() if as_recorded else trace.prompt
         self._waiting: dict[int, int] = {}
         self.failed: list[int] = []
@@ -157,6 +159,9 @@ class Player:
             self.allocator.empty_cache()
         elif kind == FAIL:
             self._try(number)
+        elif kind == CHANGE:
+            if self._as_recorded:
+                self.allocator.set_settings(self.trace.changes[number])
         else:
             self.allocator.set_pool(self.trace.pools[number], in_use=False)
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpumem.allocator.check import check
+from jupyter_gpumem.allocator.compiler import compile_trace
 from jupyter_gpumem.allocator.model import Allocator, ModelOutOfMemoryError
 from jupyter_gpumem.allocator.replay import Conditions, replay, stranded
 from jupyter_gpumem.allocator.settings import AllocatorSettings
-from jupyter_gpumem.allocator.trace import EMPTY, FAIL, Circumstances, compile_trace
+from jupyter_gpumem.allocator.trace import EMPTY, FAIL, Circumstances
 from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.recording import Recording, read_recording
 from jupyter_gpumem.units import GiB, MiB
