@@ -29,6 +29,10 @@ SETTINGS = {
 CAPPED_TO = 0.93
 WORKLOADS = ("cnn", "generate", "varlen", "transformer", "emptying", "oom", "streams", "change")
 AT_ONCE = 4
+CAUTION = (
+    "the address policy of allocator/process.py was fitted to the 40 recordings of 2026-11-29: on those, exact peaks "
+    "are a fit, and only recordings made later are a test"
+)
 
 
 def main() -> None:
@@ -296,8 +300,7 @@ def summary(checks, pairs, any_recording) -> dict:
     exact = sum(p["difference"] == 0 for p in training)
     return {
         "what": "peak reserved of real runs against what recordings of the same workloads under other settings predict",
-        "caution": "the address policy of allocator/process.py was fitted to the 40 recordings of 2026-11-29: on those, "
-        "exact peaks are a fit, and only recordings made later are a test",
+        "caution": CAUTION,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": any_recording.extra["device_name"],
         "command": " ".join(["python", *sys.argv]),
