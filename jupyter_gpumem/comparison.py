@@ -166,7 +166,7 @@ def whatif(
     circumstances = recording.circumstances(device)
     conditions = _conditions(recording, device, memory, limit)
     trace, held = recording.trace(device), recording.held(device)
-    recorded, search = circumstances.settings, _Search(recording, capped=conditions.limit is not None)
+    recorded, search = recording.settings, _Search(recording, capped=conditions.limit is not None)
     first = search.sensible() if chosen is None else chosen
     # Under other circumstances what was recorded is no longer the reference: the model's own answer is.
     own = memory is not None or conditions.limit != circumstances.limit

@@ -15,9 +15,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .allocator.changes import check_changes, notes_on_changes, settings_over_time
+from .allocator.compiler import compile_trace
 from .allocator.settings import AllocatorSettings
 from .allocator.start import Held, held_at_start, pool_of
-from .allocator.trace import LARGEST, Circumstances, Trace, add_start, compile_trace
+from .allocator.trace import LARGEST, Circumstances, Trace, add_start
 from .errors import InvalidValueError, RecordingError
 from .units import format_bytes
 from .unpickling import dump_plain, load_plain
@@ -63,6 +65,7 @@ class Recording:
             )
         except InvalidValueError as error:
             self.notes.append(f"the recorded settings are not understood and taken as PyTorch's defaults: {error}")
+        self.notes += notes_on_changes(extra)
         if "total_memory" not in extra:
             self.notes.append("the size of the device was not recorded: memory is taken as unlimited")
         if "memory_fraction" not in extra:
@@ -114,7 +117,8 @@ class Recording:
 
     def circumstances(self, device: int) -> Circumstances:
         """Return under what a device's trace was recorded."""
-        return Circumstances(self.settings, self.limit, self.total_memory, self._outside(device))
+        start, changes = settings_over_time(self.extra, self.events(device), self.settings)
+        return Circumstances(start, self.limit, self.total_memory, self._outside(device), changes)
 
     def trace(self, device: int) -> Trace:
         """Return a device's trace, ready to be replayed; the same object every time.
@@ -382,6 +386,7 @@ def _check_extra(data: dict[str, Any]) -> None:
         name = extra.get(key)
         if name is not None and not (isinstance(name, str) and len(name) <= _LONGEST_NAME):
             raise RecordingError(f"its {key!r} is {name!r:.60}, not a short text")
+    check_changes(extra)
     total, fraction = extra.get("total_memory", 1), extra.get("memory_fraction", 1.0)
     if not _is_size(total) or not total:
         raise RecordingError(f"its total memory is {total!r:.60}, not a number of bytes")

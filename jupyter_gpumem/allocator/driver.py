@@ -47,13 +47,13 @@ class Driver(Protocol):
         """Take the memory behind a part of a reserved range away."""
 
 
-class _Arena:
+class Arena:
     """A run of granules, and where in it nothing is handed out; `gaps` are `(size, address)`, smallest first."""
 
     __slots__ = ("end", "gaps", "live", "start")
 
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end, self.live = start, end, 0
+    def __init__(self, start: int, end: int, *, live: int = 0) -> None:
+        self.start, self.end, self.live = start, end, live
         self.gaps = [(end - start, start)]
 
     def take(self, size: int) -> int | None:
@@ -91,8 +91,8 @@ class TopDownDriver:
     def __init__(self, capacity: int | None = None, space: tuple[int, int] = (_BOTTOM, _TOP)) -> None:
         self.capacity = capacity
         self.used = 0
-        self._arenas: list[_Arena] = []
-        self._homes: dict[int, _Arena] = {}
+        self._arenas: list[Arena] = []
+        self._homes: dict[int, Arena] = {}
         self._holes: list[tuple[int, int]] = []
         self._ranges, self._lowest = space
 
@@ -104,18 +104,10 @@ class TopDownDriver:
         size = -(-size // PAGE) * PAGE
         if not self._fits(size):
             return None
-        for arena in reversed(self._arenas):
-            address = arena.take(size)
-            if address is not None:
-                break
-        else:
-            start = self._room(-(-size // GRANULE) * GRANULE)
-            if start is None:
-                return None
-            arena = _Arena(start, start + -(-size // GRANULE) * GRANULE)
-            self._arenas.append(arena)
-            address = arena.take(size)
-            assert address is not None  # noqa: S101 - the arena was made for it
+        placed = self._place(size)
+        if placed is None:
+            return None
+        address, arena = placed
         self._homes[address] = arena
         self.used += size
         return address
@@ -149,6 +141,21 @@ class TopDownDriver:
 
     def unmap(self, address: int, size: int) -> None:  # noqa: ARG002
         self.used -= size
+
+    def _place(self, size: int) -> tuple[int, Arena] | None:
+        """Find addresses for a segment; returns the first and what it lies in, or `None` when there are none left."""
+        for arena in reversed(self._arenas):
+            address = arena.take(size)
+            if address is not None:
+                return address, arena
+        room = -(-size // GRANULE) * GRANULE
+        start = self._room(room)
+        if start is None:
+            return None
+        arena = Arena(start, start + room)
+        self._arenas.append(arena)
+        arena.take(size)
+        return start, arena
 
     def _fits(self, size: int) -> bool:
         return self.capacity is None or self.used + size <= self.capacity

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.records import Record
 
-from .driver import TopDownDriver
 from .heap import whole_pages
 from .model import Allocator
 from .oom import ModelOutOfMemoryError
-from .trace import COMPLETE, DEFER, EMPTY, FAIL
+from .process import CALLS, ProcessDriver
+from .trace import CHANGE, COMPLETE, DEFER, EMPTY, FAIL
 
 if TYPE_CHECKING:
     from .blocks import Block
@@ -62,15 +62,22 @@ class Player:
     Args:
         trace: the operations.
         allocator: the model, fresh.
+        as_recorded: whether other streams finish exactly when they did, and settings change when they did; otherwise
+            exceptional delays are left out, and the settings hold throughout.
     """
 
-    def __init__(self, trace: Trace, allocator: Allocator) -> None:
+    def __init__(self, trace: Trace, allocator: Allocator, *, as_recorded: bool = False) -> None:
         self.trace, self.allocator = trace, allocator
         self.addresses: list[int] = []
+        self._as_recorded = as_recorded
+        self._prompt: frozenset[int] = frozenset() if as_recorded else trace.prompt
+        self._waiting: dict[int, int] = {}
         self.failed: list[int] = []
         self.saved = self._tried = 0
         self.peak_at = 0
         self._peak = self._allocated = self._stranded = self._explained = 0
+        # A program that frees something has begun to compute.
+        self._interlude = next((at for at, op in enumerate(trace.ops) if op < 0), len(trace.ops))
 
     def start(self) -> None:
         """Allocate what was alive at the start, in the order of its addresses."""
@@ -91,9 +98,24 @@ class Player:
         for at, kind, number in self.trace.special:
             if at >= end:
                 break
-            self.play(position, at)
+            self._stretch(position, at)
             self.special(kind, number)
             position = at + 1
+        self._stretch(position, end)
+
+    def _stretch(self, position: int, end: int) -> None:
+        """Play plain operations, with what the driver does for itself in between."""
+        driver = self.allocator.driver
+        if isinstance(driver, ProcessDriver):
+            while self._interlude < end:
+                stop = max(position, self._interlude)
+                self.play(position, stop)
+                position = stop
+                if driver.begun:
+                    driver.keep()
+                else:
+                    driver.begin()
+                self._interlude = (stop // CALLS + 1) * CALLS
         self.play(position, end)
 
     def play(self, position: int, end: int) -> None:
@@ -123,14 +145,23 @@ class Player:
     def special(self, kind: int, number: int) -> None:
         """Play what is neither a plain allocation nor a plain free."""
         if kind == DEFER:
-            if self.addresses[number]:
-                self.allocator.defer(self.addresses[number])
+            address = self.addresses[number]
+            if number in self._prompt:
+                self.allocator.free(address)
+            elif address:
+                self.allocator.defer(address)
+                self._waiting[address] = number
         elif kind == COMPLETE:
-            self.allocator.complete(self.addresses[number])
+            # A flush may have come first, and something else may wait at that address by now.
+            if self._waiting.get(self.addresses[number]) == number:
+                self.allocator.complete(self.addresses[number])
         elif kind == EMPTY:
             self.allocator.empty_cache()
         elif kind == FAIL:
             self._try(number)
+        elif kind == CHANGE:
+            if self._as_recorded:
+                self.allocator.set_settings(self.trace.changes[number])
         else:
             self.allocator.set_pool(self.trace.pools[number], in_use=False)
 
@@ -219,7 +250,7 @@ def player(trace: Trace, settings: AllocatorSettings, conditions: Conditions) ->
     limit = conditions.limit
     if settings.per_process_memory_fraction < 1 and total is not None:
         limit = int(settings.per_process_memory_fraction * total)
-    driver = TopDownDriver(None if total is None else max(0, total - conditions.outside))
+    driver = ProcessDriver(None if total is None else max(0, total - conditions.outside))
     return Player(trace, Allocator(settings, total_memory=total, limit=limit, driver=driver))
 
 

@@ -37,6 +37,7 @@ class History:
         self._begin: Callable[..., Any] | None = None
         self._undo: list[Callable[[], None]] = []
         self._changes: list[dict[str, Any]] = []
+        self._settings_at_start = ""
 
     def _memory(self) -> Any:
         """Return `torch.cuda.memory`.
@@ -78,7 +79,7 @@ class History:
         begin = original(getattr(memory, _NAME))
         # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
         begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
-        self._begin, self._changes = begin, []
+        self._begin, self._changes, self._settings_at_start = begin, [], self._settings()
 
         def noticing_others(found: Callable[..., Any]) -> Callable[..., Any]:
             def record_memory_history(*args: Any, **kwargs: Any) -> Any:
@@ -124,18 +125,26 @@ class History:
         snapshot: dict[str, Any] = self._memory()._snapshot()
         return snapshot
 
+    def _settings(self) -> str:
+        """Return the settings string that PyTorch was given last, by the environment or at run time."""
+        get_settings = getattr(sys.modules["torch"]._C, "_accelerator_getAllocatorSettings", None)
+        if get_settings is not None:  # torch 2.12
+            return str(get_settings())
+        return str(self.snapshot().get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
     def circumstances(self) -> dict[str, Any]:
         """Return what a replay needs and the snapshot leaves out: versions, settings, the device with most memory.
 
         Asks only devices that are in use: asking another one would create a context there.
         """
         torch = sys.modules["torch"]
-        found: dict[str, Any] = {"version": 1, "torch": str(torch.__version__)}
-        get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # torch 2.12
-        if get_settings is not None:
-            found["alloc_conf"] = get_settings()
+        found: dict[str, Any] = {
+            "version": 1,
+            "torch": str(torch.__version__),
+            "alloc_conf": self._settings(),
+        }
         if self._changes:
-            found["settings_changes"] = list(self._changes)
+            found |= {"settings_changes": list(self._changes), "settings_at_start": self._settings_at_start}
         ready = self._backend.ready()
         if not ready:
             return found

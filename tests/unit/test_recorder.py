@@ -90,7 +90,9 @@ def test_changes_of_the_settings_are_noted(torch, ours):
     setter = torch._C._accelerator_setAllocatorSettings
     ours.start()
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    (change,) = ours.stop().extra["settings_changes"]
+    extra = ours.stop().extra
+    (change,) = extra["settings_changes"]
+    assert extra["settings_at_start"] == "max_split_size_mb:64"
     assert change["settings"] == "expandable_segments:True"
     assert change["time_us"] > 1_700_000_000_000_000
     assert torch.settings_set == ["expandable_segments:True"]
@@ -499,7 +501,7 @@ def test_without_a_device_in_use_none_is_asked(become):
 
 
 def test_what_a_torch_does_not_tell_is_left_out(torch, ours):
-    """An older torch has no settings string and no fraction, and a lost device no free memory."""
+    """An older torch has its settings in the snapshot alone and no fraction; a lost device has no free memory."""
     del torch._C._accelerator_getAllocatorSettings
     del torch.cuda.get_per_process_memory_fraction
 
@@ -509,8 +511,8 @@ def test_what_a_torch_does_not_tell_is_left_out(torch, ours):
     torch.cuda.mem_get_info = lost
     ours.start()
     found = ours.stop().extra
-    assert found.keys() == KEYS - {"alloc_conf"}
-    assert (found["memory_fraction"], found["device_free"]) == (1.0, None)
+    assert found.keys() == KEYS
+    assert (found["alloc_conf"], found["memory_fraction"], found["device_free"]) == ("", 1.0, None)
 
 
 # As a context manager
