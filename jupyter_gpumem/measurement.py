@@ -73,8 +73,9 @@ class Measure:
         check_devices(self._only)
         self.result = None
         self._rss = _resident_bytes()
-        self._drivers = self._ask_driver()
-        self._interval = LEDGER.open(self._only)
+        ready = [key for key in devices.ready_devices() if self._only is None or _label(*key) in self._only]
+        self._drivers = {key: devices.driver_memory(*key) for key in ready}
+        self._interval = LEDGER.open(self._only, ready)
         self._began = time.perf_counter()
         return self
 
@@ -89,8 +90,9 @@ class Measure:
             raise RuntimeError("this measurement was not started")
         interval, self._interval = self._interval, None
         spans = LEDGER.close(interval)
-        after = self._ask_driver()
-        usages = [_usage(*key, span, self._drivers.get(key), after.get(key)) for key, span in spans.items()]
+        usages = [
+            _usage(*key, span, self._drivers.get(key), devices.driver_memory(*key)) for key, span in spans.items()
+        ]
         if search_workspaces:
             usages = [
                 replace(usage, workspaces=_workspaces.appeared(backend, usage))
@@ -162,13 +164,6 @@ class Measure:
         if self._on_result is not None:
             self._on_result(result)
 
-    def _ask_driver(self) -> dict[Key, DriverMemory | None]:
-        return {
-            (backend, index): devices.driver_memory(backend, index)
-            for backend, index in devices.ready_devices()
-            if self._only is None or f"{backend.kind}:{index}" in self._only
-        }
-
 
 @overload
 def measure(function: Function, /) -> Function: ...
@@ -205,6 +200,10 @@ def missing_devices(labels: frozenset[str] | None = None) -> str:
     if devices.loaded_torch() is None:
         return "torch was not imported"
     return "no GPU was used yet in this process"
+
+
+def _label(backend: Backend, index: int) -> str:
+    return f"{backend.kind}:{index}"
 
 
 def _usage(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-_MAGIC_LINE = re.compile(r"%%gpumem(?:[ \t]+(.*))?[ \t]*\n?")
+_MAGIC_LINE = r"%%gpumem(?:[ \t]+(.*))?[ \t]*\n?"  # compiled at its first use, as those of the other magics are
 
 
 _CLEANING: tuple[Any, ...] = (leading_empty_lines, leading_indent, classic_prompt, ipython_prompt)
@@ -116,7 +116,7 @@ class CellWatch:
 
     def _request(self, lines: list[str]) -> argparse.Namespace | None:
         """Return the options of a cell that is to be measured natively, or `None` if it is not or cannot be."""
-        match = _MAGIC_LINE.fullmatch(lines[0]) if lines else None
+        match = re.fullmatch(_MAGIC_LINE, lines[0]) if lines else None
         if match is None:
             return None
         try:

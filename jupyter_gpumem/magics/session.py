@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .catalogue import Magic
     from .options import Options
 
-_MAGIC_CALL = re.compile(r"(?:[^%]*=)?\s*%{0,2}(\w+)\s(.*)")
+_MAGIC_CALL = r"(?:[^%]*=)?\s*%{0,2}(\w+)\s(.*)"
 
 
 class Session:
@@ -133,7 +133,7 @@ def _matcher(options: dict[str, Options]) -> Callable[[CompletionContext], Simpl
 
     @context_matcher(identifier="jupyter_gpumem")  # type: ignore[untyped-decorator]
     def complete(context: CompletionContext) -> SimpleMatcherResult:
-        match = _MAGIC_CALL.match(context.text_until_cursor)
+        match = re.match(_MAGIC_CALL, context.text_until_cursor)
         word = match[2].rpartition(" ")[2] if match else ""
         found = options[match[1]].complete(match[2], word) if match and match[1] in options else []
         completions = [SimpleCompletion(text=text, type="magic") for text in found]
