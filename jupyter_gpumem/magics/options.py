@@ -19,8 +19,20 @@ _THE_SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open"}
 _TOKEN = re.compile(r"\s*(\S+)")
 
 
-class Options(argparse.ArgumentParser):
-    """The options of one magic.
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.prog}: {message}; {self.prog} --help lists what there is")
+
+
+class Options:
+    """The options of one magic. The parser is built when the magic is first used: loading must take milliseconds.
 
     Args:
         name: the magic's name, without percent signs.
@@ -33,39 +45,47 @@ class Options(argparse.ArgumentParser):
     def __init__(
         self, name: str, summary: str, *, usage: Iterable[str], statement: bool = False, examples: str = ""
     ) -> None:
-        super().__init__(
-            prog=f"%{name}",
-            usage="\n       ".join(usage).replace("%", "%%"),
-            description=summary,
-            epilog=examples or None,
-            add_help=False,
-            allow_abbrev=False,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=88),
-        )
         self.name = name
         self.takes_statement = statement
+        self._summary, self._examples = summary, examples
+        self._usage = "\n       ".join(usage).replace("%", "%%")
+        self._arguments: list[tuple[tuple[str, ...], Callable[[], Iterable[str]] | None, dict[str, Any]]] = []
         self._completers: dict[str, Callable[[], Iterable[str]]] = {}
         self.parse = functools.lru_cache(maxsize=64)(self._parse)
 
     def option(self, *flags: str, complete: Callable[[], Iterable[str]] | None = None, **kwargs: Any) -> Options:
         """Add an option or argument; `complete` lists the values that Tab offers."""
-        action = self.add_argument(*flags, **kwargs)
-        if complete is not None:
-            self._completers[action.dest] = complete
+        self._arguments.append((flags, complete, kwargs))
         return self
 
     def finish(self) -> Options:
         """Add `--help`, last, and return the finished options."""
-        self.add_argument("--help", action="store_true", help="show this help")
-        return self
+        return self.option("--help", action="store_true", help="show this help")
 
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one line.
+    def format_help(self) -> str:
+        """Return the help, for `--help` and `?`."""
+        return self._parser.format_help()
 
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"{self.prog}: {message}; {self.prog} --help lists what there is")
+    @functools.cached_property
+    def _parser(self) -> _Parser:
+        parser = _Parser(
+            prog=f"%{self.name}",
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=88),
+            usage=self._usage,
+            description=self._summary,
+            epilog=self._examples or None,
+        )
+        for flags, complete, kwargs in self._arguments:
+            action = parser.add_argument(*flags, **kwargs)
+            if complete is not None:
+                self._completers[action.dest] = complete
+        return parser
+
+    @property
+    def _actions(self) -> list[argparse.Action]:
+        return self._parser._actions
 
     def _parse(self, line: str) -> argparse.Namespace:
         """Return the options of a magic's line; equal lines give the same object. `statement` is the user's rest.
@@ -76,7 +96,7 @@ class Options(argparse.ArgumentParser):
         words, statement = self._split(line)
         if "--help" in words:
             return argparse.Namespace(help=True)
-        options = self.parse_args(words)
+        options = self._parser.parse_args(words)
         options.statement = statement
         return options
 
@@ -85,7 +105,7 @@ class Options(argparse.ArgumentParser):
             try:
                 return shlex.split(line), ""
             except ValueError as error:
-                self.error(f"cannot read {line.strip()!r} ({error})")
+                self._parser.error(f"cannot read {line.strip()!r} ({error})")
         words: list[str] = []
         end = 0
         while match := _TOKEN.match(line, end):

@@ -80,15 +80,15 @@ class Session:
         display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
 
 
-def _line_function(session: Session, magic: Magic) -> Callable[..., Any]:
+def _line_function(session: Session, magic: Magic) -> Any:
     def line_magic(line: str, local_ns: dict[str, Any] | None = None) -> Any:
         __tracebackhide__ = True
         return _call(session, magic.options, line, magic.line, local_ns)
 
-    return _dressed(ipython_magic.needs_local_scope(line_magic), magic.options)
+    return ipython_magic.needs_local_scope(_dressed(line_magic, magic.options))
 
 
-def _cell_function(session: Session, magic: Magic, run: str) -> Callable[..., Any]:
+def _cell_function(session: Session, magic: Magic, run: str) -> Any:
     def cell_magic(line: str, cell: str) -> Any:
         __tracebackhide__ = True
         return _call(session, magic.options, line, run, cell)
@@ -119,10 +119,26 @@ def _function(reference: str) -> Callable[..., Any]:
     return function
 
 
-def _dressed(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    function.__name__ = options.name
-    function.__doc__ = options.format_help()
-    return ipython_magic.no_var_expand(ipython_magic.output_can_be_silenced(function))
+class _WithHelp:
+    """A magic's function, whose docstring is the help of its options, put together when somebody asks."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        self.__name__ = options.name
+        self._function = function
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return self._function(*args, **kwargs)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return self._options.format_help()
+
+
+def _dressed(function: Callable[..., Any], options: Options) -> Any:
+    """Return the function as IPython wants it: its text unexpanded, its value silenced by a semicolon."""
+    return ipython_magic.no_var_expand(ipython_magic.output_can_be_silenced(_WithHelp(function, options)))
 
 
 def _matcher(options: dict[str, Options]) -> Callable[[CompletionContext], SimpleMatcherResult]:
