@@ -6,6 +6,7 @@ Exit codes: 0 for success, 1 when nothing could be shown, 2 for what was asked i
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets a `?`, not a traceback
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)

@@ -135,7 +135,7 @@ class WhatIf(Record):
 
 def whatif(
     recording: Recording | str | os.PathLike[str],
-    settings: Iterable[str | AllocatorSettings] | None = None,
+    settings: Iterable[str | AllocatorSettings] | str | AllocatorSettings | None = None,
     memory: int | str | None = None,
     limit: Limit = "recorded",
     jobs: int = 1,
@@ -161,6 +161,8 @@ def whatif(
     """
     if not isinstance(recording, Recording):
         recording = read_recording(recording)
+    if isinstance(settings, (str, AllocatorSettings)):
+        settings = [settings]
     chosen = None if settings is None else [_settings(choice) for choice in settings]
     device = _device(recording, device)
     circumstances = recording.circumstances(device)
@@ -295,6 +297,8 @@ def _best(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
         return None
     reference, least = _cost(*rows[0]), _cost(*rows[lowest])
     little = int(_LITTLE * rows[0][1].peak_reserved)
+    if least[0][0]:  # nothing gets through: then nothing is recommended
+        return None
     if least[0] > reference[0] or (least[0] == reference[0] and least[1] > reference[1] - max(1, little)):
         return None
     close = [n for n in usable if _cost(*rows[n])[0] == least[0] and rows[n][1].peak_reserved <= least[1] + little]
@@ -302,7 +306,8 @@ def _best(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
 
 
 def _unsafe(choice: AllocatorSettings) -> bool:
-    return any(text.startswith("unsafe") for text in warnings(choice, capped=True))
+    """Whether a choice is never to be recommended: it can do harm, or what it does is not in the model."""
+    return any(text.startswith(("unsafe", "not modelled")) for text in warnings(choice, capped=True))
 
 
 class _Search:

@@ -81,6 +81,8 @@ def load_plain(path: Path) -> Any:
         RecordingError: there is no such file, or it is anything else; one line, and nothing in it was run.
     """
     name = path.name
+    if path.is_char_device():  # /dev/zero never ends
+        raise RecordingError(f"{name} is a device, not a file; name a file saved as a recording")
     data = _read(path)
     if not data:
         raise RecordingError(f"{name} is empty; save the recording again")

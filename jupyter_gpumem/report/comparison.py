@@ -27,16 +27,23 @@ def whatif_sheets(result: WhatIf) -> list[Sheet]:
     ]
     if result.limit is not None:
         heading.append(f"cap {format_bytes(result.limit)}")
-    return [Sheet(tuple(heading), COLUMNS, tuple(map(_row, result.results)), tuple(_notes(result)))]
+    return [
+        Sheet(
+            tuple(heading),
+            COLUMNS,
+            tuple(_row(row, exact=result.check.exact) for row in result.results),
+            tuple(_notes(result)),
+        )
+    ]
 
 
-def _row(row: WhatIfRow) -> tuple[str, ...]:
+def _row(row: WhatIfRow, *, exact: bool) -> tuple[str, ...]:
     name = row.settings or "PyTorch's defaults"
     if row.recorded:
-        name = f"recorded: {name}"
+        name = f"recorded: {name}" if exact else f"recorded settings, replayed: {name}"
     elif row.best:
         name = f"best: {name}"
-    change = f"{format_delta(-row.gain)} ({-row.gain_percent:+.1f} %)" if row.gain else "same"
+    change = "" if row.ooms else f"{format_delta(-row.gain)} ({-row.gain_percent:+.1f} %)" if row.gain else "same"
     return (
         name + (" (!)" if row.warnings else ""),
         format_bytes(row.peak_reserved),
@@ -50,15 +57,17 @@ def _row(row: WhatIfRow) -> tuple[str, ...]:
 
 
 def _notes(result: WhatIf) -> list[str]:
-    notes = _fits(result)
-    notes.append(result.why)
+    exact = result.check.exact
+    notes = [] if exact else [_checked(result) + " Take the numbers as estimates."]  # first: it is about all the rest
+    notes += [*_fits(result), result.why]
     best = next((row for row in result.results if row.best), None)
     if best is not None:
         if best.settings:
             notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={best.settings} before Python starts.")
         else:
             notes.append("To use it: unset PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before Python starts.")
-    notes.append(_checked(result))
+    if exact:
+        notes.append(_checked(result))
     notes += [f"{note[0].upper()}{note[1:]}." for note in result.notes]
     warned: dict[str, None] = {}
     for row in result.results:

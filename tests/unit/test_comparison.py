@@ -311,3 +311,22 @@ def test_replays_of_nothing():
     trace = Recording({"segments": [], "device_traces": [[{"action": "snapshot", "addr": 0, "size": 0}]]}).trace(0)
     result = replay(trace, AllocatorSettings(), Conditions())
     assert (result.peak_reserved, result.unallocated_ratio) == (0, None)
+
+
+def test_nothing_is_recommended_where_nothing_gets_through():
+    """On a card too small for the workload, no choice is the best one, however many requests it saves."""
+    result = whatif(recording("resnet50-default"), ["expandable_segments:True"], memory="5GiB")
+    assert all(row.ooms for row in result.results)
+    assert result.best is None
+
+
+def test_what_is_not_modelled_is_not_recommended():
+    """Another backend ignores the settings: its row is the model's guess, and no advice."""
+    result = whatif(recording("resnet50-default"), ["backend:cudaMallocAsync,expandable_segments:True"])
+    assert result.best is None
+
+
+def test_one_choice_can_be_given_as_a_text():
+    """A single settings string is one choice, not one for each letter."""
+    result = whatif(recording("resnet50-default"), "expandable_segments:True")
+    assert [row.settings for row in result.results] == ["", "expandable_segments:True"]

@@ -86,7 +86,7 @@ def test_a_whatif_says_all_it_must(name):
     """The recorded settings come first, every result says how it was checked, and the best says how to use it."""
     result = shown(name)
     lines = str(result).splitlines()
-    assert lines[2].startswith("  recorded: ")
+    assert lines[2].startswith(("  recorded: ", "  recorded settings, replayed: "))
     assert sum(line.startswith("  best: ") for line in lines) == (result.best is not None)
     text = " ".join(" ".join(line.split()) for line in lines)
     assert ("Checked: " in text) == result.check.exact
