@@ -17,7 +17,7 @@ from .errors import InvalidValueError
 from .reasons import explain
 from .recording import Recording, read_recording
 from .records import Record
-from .units import parse_bytes
+from .units import MiB, parse_bytes
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +28,9 @@ Limit: TypeAlias = int | str
 """The cap on reserved bytes of a replay: `recorded`, `off`, or a size."""
 
 _LARGE_SEGMENT_SINCE = (2, 11)
+
+_SMALLEST = 2 * MiB
+"""What the allocator takes from the driver at least; a smaller card is a forgotten unit."""
 
 _LITTLE = 0.01
 """A share of the reserved peak that is not worth another setting."""
@@ -241,7 +244,7 @@ def _device(recording: Recording, device: int | None) -> int:
 
 def _size(value: int | str, what: str) -> int:
     size = parse_bytes(value) if isinstance(value, str) else value
-    if size <= 0:
+    if size < _SMALLEST:
         raise InvalidValueError(f"{what} of {value!r} is not possible; write a size such as 24GiB")
     return size
 

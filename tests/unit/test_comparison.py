@@ -326,6 +326,12 @@ def test_what_is_not_modelled_is_not_recommended():
     assert result.best is None
 
 
+def test_a_card_without_a_unit_is_refused():
+    """`24` would be a card of 24 bytes."""
+    with pytest.raises(InvalidValueError, match=r"^a card of '24' is not possible; write a size such as 24GiB$"):
+        whatif(recording("resnet50-default"), memory="24")
+
+
 def test_one_choice_can_be_given_as_a_text():
     """A single settings string is one choice, not one for each letter."""
     result = whatif(recording("resnet50-default"), "expandable_segments:True")
