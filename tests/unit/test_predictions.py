@@ -55,11 +55,16 @@ def predicted(workload, source, target):
 
 @pytest.mark.parametrize(("workload", "source", "target"), PAIRS)
 def test_training_is_predicted_to_the_byte(workload, source, target):
-    """The reserved peak of a real run under other settings or a cap comes out to the byte, as do retries and OOMs."""
+    """The reserved peak of a real run under other settings or a cap comes out to the byte, as do retries and OOMs.
+
+    The driver's layout was fitted to these recordings: this guards the fit. How far it carries is in
+    `benchmarks/results/whatif-h200-holdout.json`.
+    """
     result, real = predicted(workload, source, target)
     assert result.peak_reserved == real["reserved_bytes.all.peak"]
-    # Which of several blocks gets a request decides how much slack counts as allocated: up to 1 MiB each.
-    assert abs(result.peak_allocated / real["allocated_bytes.all.peak"] - 1) < 0.002
+    # An unsplit block counts whole, with up to 1 MiB of slack: under rounding it is not always the real run's block.
+    slack = 0.0014 if target == "roundup4" else 0
+    assert abs(result.peak_allocated / real["allocated_bytes.all.peak"] - 1) <= slack
     assert (result.retries, result.ooms) == (real["num_alloc_retries"], real["num_ooms"])
 
 
