@@ -42,6 +42,7 @@ def record(folder: Path, names: list[str], at_once: int) -> None:
     chosen = [CASES[name] for name in names or CASES]
     # Children come from a server that has imported torch but never touched the GPU: as fresh as new processes, sooner.
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, (HERE, HERE.parent)), os.environ.get("PYTHONPATH", "")])
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["predict_cases", "operator_log", "jupyter_gpumem"])
     jobs = [(function, case.name) for function in (measure, log) for case in chosen]

@@ -58,9 +58,9 @@ def recommender_adamw_fp32():
 
 @case("recommender", "SGD sparse", "fp32")
 def recommender_sparse_sgd():
-    model = Recommender(rows=2_000_000, sparse=True).cuda()
+    model = Recommender(rows=500_000, sparse=True).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield from train(model, optimizer, clicks(16384, 2_000_000, 8), clicked)
+    yield from train(model, optimizer, clicks(16384, 500_000, 8), clicked)
 
 
 @case("recommender", "Adam fused", "bf16 autocast")
@@ -74,7 +74,7 @@ def recommender_fused_bf16():
 def graph_adam_fp32():
     model = GraphNetwork().cuda()
     optimizer = torch.optim.Adam(model.parameters())
-    nodes, edges = 100_000, 1_000_000
+    nodes, edges = 100_000, 400_000
 
     def batch():
         ends = [torch.randint(0, nodes, (edges,), device="cuda") for _ in range(2)]
