@@ -1,0 +1,77 @@
+"""Every attribute that the virtual GPU replaces, and its exact return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    owner: Any
+    name: str
+    before: Any
+    value: Any
+
+
+class Patches:
+    """The replaced attributes of modules, classes and other objects, in the order in which they were replaced.
+
+    What is kept and put back is what lies in the owner's own `vars()`: a `staticmethod` stays one, and an attribute
+    that the owner inherits or computes is not there any more afterwards. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[_Patch] = []
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute, or add it.
+
+        Raises:
+            TypeError, AttributeError: the owner does not allow it; nothing has changed then.
+        """
+        before = _own(owner, name)
+        setattr(owner, name, value)
+        # Read again: a property of the owner may keep something else than it was given.
+        self._made.append(_Patch(owner, name, before, _own(owner, name)))
+
+    def before(self, owner: Any, name: str, default: Any = None) -> Any:
+        """Return what the attribute was before the first replacement, or `default` if it was not there."""
+        for patch in self._made:
+            if patch.owner is owner and patch.name == name:
+                return default if patch.before is _ABSENT else patch.before
+        return getattr(owner, name, default)
+
+    def undo(self) -> list[str]:
+        """Put everything back, last first; returns a sentence for each attribute that somebody else has replaced.
+
+        Such an attribute is left as it is: what it was before is somebody else's now.
+        """
+        notes = []
+        while self._made:
+            patch = self._made[-1]
+            if _own(patch.owner, patch.name) is not patch.value:
+                notes.append(f"{_name(patch.owner)}.{patch.name} was replaced by somebody else meanwhile; it is left")
+            elif patch.before is _ABSENT:
+                delattr(patch.owner, patch.name)
+            else:
+                setattr(patch.owner, patch.name, patch.before)
+            self._made.pop()
+        return notes
+
+
+def _own(owner: Any, name: str) -> Any:
+    """Return the attribute as it lies in the owner itself; only what has no `vars()` is asked for it."""
+    try:
+        return vars(owner).get(name, _ABSENT)
+    except TypeError:
+        return getattr(owner, name, _ABSENT)
+
+
+def _name(owner: Any) -> str:
+    return getattr(owner, "__qualname__", None) or getattr(owner, "__name__", None) or type(owner).__name__
