@@ -14,6 +14,7 @@ class _Patch:
     name: str
     before: Any
     value: Any
+    kept_by_owner: bool
 
 
 class Patches:
@@ -29,8 +30,15 @@ class Patches:
     def __len__(self) -> int:
         return len(self._made)
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set(self, owner: Any, name: str, value: Any, *, kept_by_owner: bool = False) -> None:
         """Replace an attribute, or add it.
+
+        Args:
+            owner: a module, class or other object.
+            name: the attribute.
+            value: what it is from now on.
+            kept_by_owner: whether the owner writes to it in the course of things (a cache, a flag): then it is put back
+                whatever it has become.
 
         Raises:
             TypeError, AttributeError: the owner does not allow it; nothing has changed then.
@@ -38,7 +46,7 @@ class Patches:
         before = _own(owner, name)
         setattr(owner, name, value)
         # Read again: a property of the owner may keep something else than it was given.
-        self._made.append(_Patch(owner, name, before, _own(owner, name)))
+        self._made.append(_Patch(owner, name, before, _own(owner, name), kept_by_owner))
 
     def before(self, owner: Any, name: str, default: Any = None) -> Any:
         """Return what the attribute was before the first replacement, or `default` if it was not there."""
@@ -55,7 +63,7 @@ class Patches:
         notes = []
         while self._made:
             patch = self._made[-1]
-            if _own(patch.owner, patch.name) is not patch.value:
+            if not patch.kept_by_owner and _own(patch.owner, patch.name) is not patch.value:
                 notes.append(f"{_name(patch.owner)}.{patch.name} was replaced by somebody else meanwhile; it is left")
             elif patch.before is _ABSENT:
                 delattr(patch.owner, patch.name)
