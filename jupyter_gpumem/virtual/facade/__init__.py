@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem import devices
+from jupyter_gpumem.ledger import LEDGER
+from jupyter_gpumem.recorder import RECORDER
+
 from . import absent, accelerator, generators
 from .availability import Availability
 from .counters import MemoryCounters
+from .driver import VirtualBackend, VirtualDriver
 from .history import History
 from .state import State
 from .streams import Streams
@@ -27,16 +32,25 @@ class Facade:
 
     Args:
         memory: the cards and what they hold.
-        note: told what cannot be answered truly.
+        note: told what was asked for that a virtual card does not have, and what was given for it.
+        workspaces: returns `{address: bytes}` of the library workspaces on a card.
     """
 
-    def __init__(self, memory: VirtualMemory, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        memory: VirtualMemory,
+        note: Callable[[str, str], object],
+        workspaces: Callable[[int], dict[int, int]] = lambda index: {},  # noqa: ARG005
+    ) -> None:
         self.state = State(memory, note)
+        self._workspaces = workspaces
         self._counters = MemoryCounters(self.state)
         self._history = History(self.state, self._counters)
+        self._restore: Callable[[], None]
 
     def install(self, patches: Patches) -> None:
-        """Put every answer in place."""
+        """Put every answer in place, and let what measures and records find these cards."""
+        LEDGER.detach()
         Availability(self.state).install(patches)
         self._counters.install(patches)
         self._history.install(patches)
@@ -44,10 +58,21 @@ class Facade:
         accelerator.install(self.state, self._counters, patches)
         generators.install(self.state, patches)
         absent.install(self.state, patches)
+        self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
+        LEDGER.attach()
 
     def uninstall(self) -> None:
-        """Stop listening to the memory; the patches are undone by whoever made them."""
+        """Let go of everything but the patches, which are undone after this by whoever made them.
+
+        A recording of ours is kept, as if it had been stopped.
+        """
+        if RECORDER.status().ours:
+            RECORDER.stop()
+        LEDGER.detach()
         self._history.uninstall()
+        for index in sorted(self.state.memory.ready):
+            devices.backend("cuda").device(index)  # a measurement that is still open will ask who it was
+        self._restore()
 
 
 def install(gpu: Any, patches: Patches) -> Facade:
