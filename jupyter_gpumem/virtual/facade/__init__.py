@@ -6,7 +6,9 @@ build has none) or replaced; so what users call, its arguments, its errors and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import torch
 
 from jupyter_gpumem import devices
 from jupyter_gpumem.ledger import LEDGER
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 
     from jupyter_gpumem.virtual.memory import VirtualMemory
     from jupyter_gpumem.virtual.patches import Patches
+    from jupyter_gpumem.virtual.session import VirtualGpu
 
 
 class Facade:
-    """The answers of `torch.cuda` for the cards of a memory, from `install` to `uninstall`.
+    """The answers of `torch.cuda` for the cards of a memory.
 
     Args:
         memory: the cards and what they hold.
@@ -49,7 +52,7 @@ class Facade:
         self._restore: Callable[[], None]
 
     def install(self, patches: Patches) -> None:
-        """Put every answer in place, and let what measures and records find these cards."""
+        """Put every answer in place, and let what measures and records find these cards, until all is undone."""
         LEDGER.detach()
         Availability(self.state).install(patches)
         self._counters.install(patches)
@@ -59,13 +62,11 @@ class Facade:
         generators.install(self.state, patches)
         absent.install(self.state, patches)
         self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
+        patches.on_undo(self._let_go)
         LEDGER.attach()
 
-    def uninstall(self) -> None:
-        """Let go of everything but the patches, which are undone after this by whoever made them.
-
-        A recording of ours is kept, as if it had been stopped.
-        """
+    def _let_go(self) -> None:
+        """Take the cards away from what measures and records; a recording of ours is kept, as if stopped."""
         if RECORDER.status().ours:
             RECORDER.stop()
         LEDGER.detach()
@@ -75,8 +76,15 @@ class Facade:
         self._restore()
 
 
-def install(gpu: Any, patches: Patches) -> Facade:
-    """Let `torch.cuda` answer for the cards of a virtual GPU; returns what `uninstall` is asked of later."""
-    facade = Facade(gpu.memory, gpu.note)
-    facade.install(patches)
-    return facade
+def install(gpu: VirtualGpu) -> None:
+    """Let `torch.cuda` answer for the cards of a virtual GPU until its patches are undone."""
+
+    def workspaces(index: int) -> dict[int, int]:
+        return {
+            address: gpu.cards[index].cublas if library == "cuBLAS" else gpu.cards[index].cublaslt
+            for (library, card, _, _), address in gpu.kernels.workspaces.items()
+            if card == index
+        }
+
+    gpu.patches.set(torch._C, "_cuda_clearCublasWorkspaces", gpu.kernels.clear_workspaces)
+    Facade(gpu.memory, gpu.notes.add, workspaces).install(gpu.patches)
