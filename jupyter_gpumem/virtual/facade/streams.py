@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .selection import PER_PRIORITY, PRIORITIES, handle, is_high
+from .selection import PRIORITIES, handle, is_high
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,11 @@ class VirtualStream:
         return handle(self.device_index, self.stream_id)
 
     @property
+    def native_handle(self) -> int:
+        """The handle, under its device-neutral name."""
+        return self.cuda_stream
+
+    @property
     def priority(self) -> int:
         """0, or -1 for high."""
         return -1 if is_high(self.stream_id) else 0
@@ -58,6 +63,10 @@ class VirtualStream:
     def query(self) -> bool:
         """Return that everything is finished."""
         return True
+
+    def is_capturing(self) -> bool:
+        """Return that no CUDA graph is captured."""
+        return False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, torch.cuda.Stream) and (self.stream_id, self.device_index) == (
@@ -204,11 +213,6 @@ class Streams:
             "ipc_handle": refuse,
             "from_ipc_handle": staticmethod(refuse),
         }
-
-
-def stream_slots() -> int:
-    """Return how many streams of its own a card has."""
-    return PER_PRIORITY * PRIORITIES
 
 
 def _accept_anything(self: Any, *args: Any, **kwargs: Any) -> None:
