@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ABSENT = object()
 
@@ -25,10 +28,14 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._made: list[_Patch] = []
+        self._made: list[_Patch | Callable[[], object]] = []
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def on_undo(self, function: Callable[[], object]) -> None:
+        """Have a function called when all that was replaced up to now is about to be put back."""
+        self._made.append(function)
 
     def set(self, owner: Any, name: str, value: Any, *, kept_by_owner: bool = False) -> None:
         """Replace an attribute, or add it.
@@ -51,7 +58,7 @@ class Patches:
     def before(self, owner: Any, name: str, default: Any = None) -> Any:
         """Return what the attribute was before the first replacement, or `default` if it was not there."""
         for patch in self._made:
-            if patch.owner is owner and patch.name == name:
+            if isinstance(patch, _Patch) and patch.owner is owner and patch.name == name:
                 return default if patch.before is _ABSENT else patch.before
         return getattr(owner, name, default)
 
@@ -62,14 +69,15 @@ class Patches:
         """
         notes = []
         while self._made:
-            patch = self._made[-1]
-            if not patch.kept_by_owner and _own(patch.owner, patch.name) is not patch.value:
+            patch = self._made.pop()
+            if not isinstance(patch, _Patch):
+                patch()
+            elif not patch.kept_by_owner and _own(patch.owner, patch.name) is not patch.value:
                 notes.append(f"{_name(patch.owner)}.{patch.name} was replaced by somebody else meanwhile; it is left")
             elif patch.before is _ABSENT:
                 delattr(patch.owner, patch.name)
             else:
                 setattr(patch.owner, patch.name, patch.before)
-            self._made.pop()
         return notes
 
 

@@ -37,11 +37,11 @@ def install(state: State, patches: Patches) -> None:
             patches.set(torch.cuda, name, _refusing(f"torch.cuda.{name} has no answer: a virtual GPU has no sensors"))
     patches.set(torch.cuda, "_get_pynvml_handler", _refusing("NVML knows nothing of a virtual GPU"))
     if hasattr(torch.cuda, "device_memory_used"):
-        patches.set(torch.cuda, "device_memory_used", lambda device=None: _used(state, _index(device)))
+        patches.set(torch.cuda, "device_memory_used", lambda device=None: state.used(_index(device)))
 
     def processes(device: Any = None) -> str:
         index = _index(device)
-        used = _used(state, index)
+        used = state.used(index)
         line = (
             f"process {os.getpid():>10d} uses {used / MiB:>12.3f} MB GPU memory" if used else "no processes are running"
         )
@@ -62,14 +62,6 @@ def _refusing(text: str) -> Callable[..., NoReturn]:
 def _index(device: Any) -> int:
     index: int = torch.cuda._utils._get_device_index(device, optional=True)
     return index
-
-
-def _used(state: State, index: int) -> int:
-    """Return the bytes of a card in use; 0 without a context. Creates none."""
-    if index not in state.memory.ready:
-        return 0
-    free, total = state.memory_info(index)
-    return total - free
 
 
 class _NoRanges:

@@ -35,7 +35,7 @@ def install(state: State, counters: MemoryCounters, patches: Patches) -> None:
         "_accelerator_getDeviceCapability": capability,
         "_accelerator_getStream": torch.cuda.current_stream,
         "_accelerator_setStream": set_stream,
-        "_accelerator_synchronizeDevice": state.finish,
+        "_accelerator_synchronizeDevice": state.memory.complete,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
         "_accelerator_emptyCache": counters.empty_cache,
         "_accelerator_emptyHostCache": lambda: None,

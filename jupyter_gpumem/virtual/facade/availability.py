@@ -126,7 +126,7 @@ class Availability:
         return before
 
     def _synchronize(self) -> None:
-        self._state.finish(self._state.selection.device)
+        self._state.memory.complete(self._state.selection.device)
 
     def _set_sync_debug_mode(self, mode: int) -> None:
         self._sync_debug_mode = mode

@@ -109,8 +109,9 @@ def install(state: State, patches: Patches) -> None:
 
         def __new__(cls, device: Any = "cpu") -> Any:
             wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-            if wanted.type != "cuda":
-                return torch._C.Generator(device=wanted)
+            # A module that was imported meanwhile may still have this class when there is no virtual card any more.
+            if wanted.type != "cuda" or torch.Generator is not cls:
+                return torch._C.Generator(device=device)
             return VirtualGenerator(state.selection.device if wanted.index is None else wanted.index)
 
     Generator.__module__, Generator.__doc__ = "torch._C", torch._C.Generator.__doc__

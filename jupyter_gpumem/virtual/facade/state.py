@@ -20,7 +20,7 @@ class State:
 
     Args:
         memory: their memory.
-        note: told, in one sentence, what the facade cannot answer truly; once for each sentence.
+        note: told what was asked for that a virtual card does not have, and what was given for it.
 
     Attributes:
         cards: the cards, by index.
@@ -29,7 +29,7 @@ class State:
         pid: the process in which the cards are.
     """
 
-    def __init__(self, memory: VirtualMemory, note: Callable[[str], None]) -> None:
+    def __init__(self, memory: VirtualMemory, note: Callable[[str, str], object]) -> None:
         self.memory = memory
         self.note = note
         self.cards: tuple[Card, ...] = tuple(memory.cards)
@@ -41,14 +41,15 @@ class State:
         """Return the allocator of a card."""
         return self.memory.allocators[index]
 
-    def finish(self, index: int) -> None:
-        """Let all streams of a card finish: what they still used becomes free."""
-        with self.memory.lock:
-            self.allocator(index).complete_all()
-
     def memory_info(self, index: int) -> tuple[int, int]:
         """Return free and total bytes of a card, as `cudaMemGetInfo` does; as with it, the card has a context then."""
         with self.memory.lock:
             self.memory.ready.add(index)
-            free = self.allocator(index).driver.free
-        return free or 0, self.cards[index].total
+        total = self.cards[index].total
+        return total - self.used(index), total
+
+    def used(self, index: int) -> int:
+        """Return the bytes of a card in use, by the context and the allocator; 0 without a context. Creates none."""
+        if index not in self.memory.ready:
+            return 0
+        return self.cards[index].total - (self.allocator(index).driver.free or 0)

@@ -131,6 +131,7 @@ class Streams:
     def _select(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: ARG002
         self._state.selection.device = device_index
         self._state.selection.streams[device_index] = stream_id
+        self._state.memory.set_stream(device_index, handle(device_index, stream_id))
 
     def _stream_methods(self) -> dict[str, Any]:
         state = self._state
@@ -155,7 +156,7 @@ class Streams:
             return made
 
         def synchronize(self: Any) -> None:
-            state.finish(self.device_index)
+            state.memory.complete(self.device_index)
 
         return {"__new__": staticmethod(new), "__init__": _accept_anything, "synchronize": synchronize}
 
@@ -189,7 +190,7 @@ class Streams:
                 raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             if self._recorded_at is None or end._recorded_at is None:
                 raise ValueError("Both events must be recorded before calculating elapsed time.")
-            state.note("Event.elapsed_time is the time that passed here: nothing is computed on a virtual card")
+            state.note("Event.elapsed_time()", "the time that passed on the host")
             return 1000 * float(end._recorded_at - self._recorded_at)
 
         def refuse(*_: object) -> None:
