@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _SHORT = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b"}
 _ENTRIES = 1_000_000
+_LISTED = 6  # tensors of a list, one by one
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class OperatorLog(TorchDispatchMode):
         begin, before, _ = self._counts()
         returned = operator(*args, **kwargs)
         end, after, peak = self._counts()
-        outs = returned if isinstance(returned, (tuple, list)) else [returned]
+        outs = returned if isinstance(returned, (tuple, list)) and len(returned) <= _LISTED else [returned]
         self._calls.append((str(operator), given, [describe(o) for o in outs], before, after, peak, begin, end))
         return returned
 
@@ -111,7 +112,9 @@ def describe(value) -> str:
         tensors = [v for v in value if isinstance(v, torch.Tensor)]
         sizes = [t.numel() for t in tensors]
         listed = (
-            ",".join(map(tensor_text, tensors)) if len(tensors) <= 4 else f"{sum(sizes)} elements, {max(sizes)} most"
+            ",".join(map(tensor_text, tensors))
+            if len(tensors) <= _LISTED
+            else f"{sum(sizes)} elements, {max(sizes)} most"
         )
         return f"{len(tensors)} tensors({tensors[0].device.type} {type_text(tensors[0].dtype)}: {listed})"
     return str(value)
