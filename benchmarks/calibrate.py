@@ -28,6 +28,11 @@ def main() -> None:
     command = commands.add_parser("measure")
     command.add_argument("raw", type=Path)
     command.set_defaults(function=measure)
+    command = commands.add_parser("fit")
+    command.add_argument("raw", type=Path)
+    command.add_argument("--calls", type=Path, nargs="*", default=[], help="operator logs of cases, as further samples")
+    command.add_argument("--table", type=Path, help="where to write the formulas; by default they are only printed")
+    command.set_defaults(function=fitted)
     options = parser.parse_args()
     options.function(options)
 
@@ -53,6 +58,23 @@ def measure(options) -> None:
     options.raw.write_text(json.dumps(head, indent=1)[:-2] + f',\n "calls": [\n{lines}\n ]\n}}\n')
     print(f"{len(calls)} different calls, {len(failures)} failures, {time.monotonic() - began:.0f} s")
     print("\n".join(failures))
+
+
+def fitted(options) -> None:
+    from dataclasses import asdict
+
+    from kernel_fit import fit
+    from operator_log import read_calls
+
+    raw = json.loads(options.raw.read_text())
+    calls = raw["calls"]
+    for path in options.calls:
+        calls += [asdict(call) | {"events": call.events[call.between :]} for call in read_calls(path)]
+    table, report = fit(calls)
+    print("\n".join(report))
+    if options.table:
+        measured = {key: raw[key] for key in ("date", "device", "versions", "command")}
+        options.table.write_text(json.dumps({"measured": measured, "operators": table}, indent=1) + "\n")
 
 
 def measured_operators() -> tuple[list[dict], list[str]]:
