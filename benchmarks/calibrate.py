@@ -133,10 +133,13 @@ def measured_libraries() -> list[dict]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=library_stages, args=(sender,))
     process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit("measuring the libraries failed")
-    return receiver.recv()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise SystemExit("measuring the libraries failed: see above") from None
+    finally:
+        process.join()
 
 
 def library_stages(sender) -> None:
@@ -150,9 +153,12 @@ def library_stages(sender) -> None:
     def used() -> int:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
 
-    def stage(name, function=None) -> None:
-        if function is not None:
+    def stage(name, function) -> None:
+        try:
             function()
+        except RuntimeError as error:
+            stages.append({"after": name, "error": str(error).splitlines()[0]})
+            return
         gc.collect()
         torch.cuda.synchronize()
         kept = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
@@ -179,6 +185,11 @@ def library_stages(sender) -> None:
     def attention(dtype) -> None:
         q = torch.randn(2, 8, 256, 64, device="cuda", dtype=dtype, requires_grad=True)
         F.scaled_dot_product_attention(q, q, q).float().sum().backward()
+
+    def fused_step() -> None:
+        parameter = torch.ones(9, device="cuda", requires_grad=True)
+        parameter.grad = torch.ones_like(parameter)
+        torch.optim.AdamW([parameter], fused=True).step()
 
     stages, before = [], used()
     stage("torch.cuda.init", torch.cuda.init)

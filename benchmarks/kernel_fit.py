@@ -1,8 +1,8 @@
 """Formulas for what kernels take while they run, from the events of measured calls.
 
-A temporary is a block that a call asked for and gave back itself. Its size is explained by one operand: `fixed + elements
-* (bytes + items * item size)`, in the terms of `jupyter_gpumem/virtual/kernels.json`. What no formula explains is
-reported, with examples, and left out of the table.
+A temporary is a block that a call asked for and gave back itself. Its size is explained by one operand:
+`fixed + elements * (bytes + items * item size)`, in the terms of `jupyter_gpumem/virtual/kernels.json`. What no formula
+explains is reported, with examples, and left out of the table.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def temporaries(events: list[int]) -> list[int]:
 
 
 def operands_of(call: dict) -> dict[str, Operand]:
-    """Return the tensors of a call as `{"in0": ..., "out0": ...}`; too long lists are not there, nor what is on a CPU."""
+    """Return the tensors of a call as `{"in0": ..., "out0": ...}`; long lists are left out, and what is on a CPU."""
     given = [match for text in call["args"] for match in _TENSOR.finditer(text)]
     returned = [match for text in call["outs"] for match in _TENSOR.finditer(text)]
     sides = (("in", given), ("out", returned))
