@@ -143,9 +143,10 @@ def measured_libraries() -> list[dict]:
 
 
 def library_stages(sender) -> None:
+    """Use one library after the other, and say after each what is allocated, and what is in use outside PyTorch."""
     import pynvml
     import torch
-    from torch.nn import functional as F  # noqa: N812
+    from library_workloads import stages
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -153,80 +154,19 @@ def library_stages(sender) -> None:
     def used() -> int:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
 
-    def stage(name, function) -> None:
+    found, before = [], used()
+    for name, function in stages():
         try:
             function()
         except RuntimeError as error:
-            stages.append({"after": name, "error": str(error).splitlines()[0]})
-            return
+            found.append({"after": name, "error": str(error).splitlines()[0]})
+            continue
         gc.collect()
         torch.cuda.synchronize()
-        kept = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+        kept = torch.cuda.memory_allocated()
         torch.cuda.empty_cache()
-        stages.append({"after": name, "allocated": kept, "outside": used() - before - torch.cuda.memory_reserved()})
-
-    def train(make, *shape, dtype=torch.float32) -> None:
-        """In a thread of autograd's own, as users' backward passes are."""
-        layer = make(device="cuda", dtype=dtype)
-        result = layer(torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True))
-        (result[0] if isinstance(result, tuple) else result).float().sum().backward()
-
-    def product(dtype) -> None:
-        a = torch.randn(512, 512, device="cuda", dtype=dtype)
-        a @ a
-
-    def linear(**options):
-        return torch.nn.Linear(512, 512, **options)
-
-    def on_a_stream() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            product(torch.float32)
-
-    def attention(dtype) -> None:
-        q = torch.randn(2, 8, 256, 64, device="cuda", dtype=dtype, requires_grad=True)
-        F.scaled_dot_product_attention(q, q, q).float().sum().backward()
-
-    def fused_step() -> None:
-        parameter = torch.ones(9, device="cuda", requires_grad=True)
-        parameter.grad = torch.ones_like(parameter)
-        torch.optim.AdamW([parameter], fused=True).step()
-
-    stages, before = [], used()
-    stage("torch.cuda.init", torch.cuda.init)
-    stage("a context: one tensor", lambda: torch.empty(1, device="cuda"))
-    stage("a kernel", lambda: torch.ones(1000, device="cuda").add_(1))
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        stage(f"mm {name}", lambda d=dtype: product(d))
-        stage(
-            f"bmm {name}",
-            lambda d=dtype: (
-                torch.randn(4, 64, 64, device="cuda", dtype=d) @ torch.ones(4, 64, 64, device="cuda", dtype=d)
-            ),
-        )
-        stage(
-            f"linear with bias {name}, no grad",
-            lambda d=dtype: torch.no_grad()(linear(device="cuda", dtype=d))(
-                torch.randn(64, 512, device="cuda", dtype=d)
-            ),
-        )
-        stage(f"linear with bias {name}, backward", lambda d=dtype: train(linear, 64, 512, dtype=d))
-        stage(f"attention {name}", lambda d=dtype: attention(d))
-        stage(
-            f"convolution {name}",
-            lambda d=dtype: train(lambda **o: torch.nn.Conv2d(64, 64, 3, **o), 8, 64, 56, 56, dtype=d),
-        )
-        stage(f"LSTM {name}", lambda d=dtype: train(lambda **o: torch.nn.LSTM(256, 256, **o), 16, 8, 256, dtype=d))
-    stage("mm on another stream", on_a_stream)
-    stage(
-        "fused AdamW", lambda: torch.optim.AdamW([torch.ones(9, device="cuda", requires_grad=True)], fused=True).step()
-    )
-    stage("sort", lambda: torch.randn(100_000, device="cuda").sort())
-    stage("fft", lambda: torch.fft.rfft(torch.randn(64, 4096, device="cuda")))
-    stage("cholesky", lambda: torch.linalg.cholesky(torch.eye(64, device="cuda")))
-    stage("svd", lambda: torch.linalg.svd(torch.eye(64, device="cuda")))
-    stage("after clearing cuBLAS' workspaces", torch._C._cuda_clearCublasWorkspaces)
-    sender.send(stages)
+        found.append({"after": name, "allocated": kept, "outside": used() - before - torch.cuda.memory_reserved()})
+    sender.send(found)
 
 
 if __name__ == "__main__":
