@@ -37,9 +37,12 @@ def backward(function):
 
 
 def workloads():
-    """Yield everything. The caller clears the inputs' gradients, or the next run adds to them."""
+    """Yield everything. The caller clears the inputs' gradients, or the next run adds to them.
+
+    cuDNN's recurrent layers are not among them: under a dispatch mode their backward pass does not come back (torch 2.11).
+    """
     for part in (
-        *(pointwise, orders, indexing, embeddings, normalisation, losses, convolutions, recurrent, attention),
+        *(pointwise, orders, indexing, embeddings, normalisation, losses, convolutions, attention),
         *(products, reductions, counting, transforms, resampling, optimizers, precision),
     ):
         for function, inputs in part():
@@ -221,18 +224,6 @@ def convolutions():
             x = rand(4, inputs, 16, size, size, dtype=dtype, grad=True)
             w = rand(outputs, inputs, 3, 3, 3, dtype=dtype, grad=True)
             yield backward(lambda t, w: F.conv3d(t, w, None, 1, 1)), [x, w]
-
-
-def recurrent():
-    for dtype, kind, (width, layers, length, batch), both in itertools.product(
-        FLOATS, (nn.LSTM, nn.GRU, nn.RNN), ((128, 1, 20, 8), (650, 2, 70, 64), (768, 2, 128, 64)), (False, True)
-    ):
-        model = kind(
-            width, width, layers, batch_first=True, dropout=0.1, bidirectional=both, device="cuda", dtype=dtype
-        )
-        x = rand(batch, length, width, dtype=dtype, grad=True)
-        yield backward(model), [x]
-        yield torch.no_grad()(model.eval().forward), [x]
 
 
 def attention():
