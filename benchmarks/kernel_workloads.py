@@ -39,7 +39,7 @@ def backward(function):
 def workloads():
     """Yield everything. The caller clears the inputs' gradients, or the next run adds to them.
 
-    cuDNN's recurrent layers are not among them: under a dispatch mode their backward pass does not come back (torch 2.11).
+    cuDNN's recurrent layers are not among them: under a dispatch mode their backward pass does not end (torch 2.11).
     """
     for part in (
         *(pointwise, orders, indexing, embeddings, normalisation, losses, convolutions, attention),
