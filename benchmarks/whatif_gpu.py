@@ -28,7 +28,7 @@ SETTINGS = {
 }
 CAPPED_TO = 0.93
 WORKLOADS = ("cnn", "generate", "varlen", "transformer", "emptying", "oom", "streams", "change")
-AT_ONCE = 4
+AT_ONCE = 8
 SEED = int(os.environ.get("WHATIF_SEED", "0"))
 """Another seed gives other lengths, sizes and orders: recordings that nothing was fitted to."""
 CAUTION = (
