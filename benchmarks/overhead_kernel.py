@@ -85,6 +85,7 @@ VARIANTS = {
 }
 ALLOCATING = ("plain", "plain again", "%%gpumem", "%gpumem_auto")
 PEERS = ("ipyexperiments", "pytorch_memlab %%mlrun", "memory_profiler %memit")
+MEASURE_CELLS = ("ipyexperiments", "memory_profiler %memit")  # `%%mlrun` profiles the lines of functions it is told
 
 
 def measure(rounds: int, heavy_rounds: int) -> None:
@@ -154,7 +155,9 @@ def finished() -> None:
     """Print the results as JSON, or nothing while there are none."""
     if len(results) < len(VARIANTS):
         return
-    peers = [results[name]["empty_added_ms"] for name in PEERS if "error" not in results.get(name, {"error": ""})]
+    peers = [
+        results[name]["empty_added_ms"] for name in MEASURE_CELLS if "error" not in results.get(name, {"error": ""})
+    ]
     own = results["%%gpumem"]["empty_added_ms"]
     device = torch.cuda.get_device_name(0) if DEVICE == "cuda" else "no GPU (CPU allocations)"
     summary = {
