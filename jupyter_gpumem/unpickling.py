@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_UNPACKED = 2 * GiB
-_ALWAYS_UNPACKED = 64 * MiB
+_ALWAYS_UNPACKED = 8 * MiB
 _MOST_RATIO = 200
-"""A gzip file may unpack to 64 MiB, or to 200 times its size if that is more, but never to more than 2 GiB. Recordings
+"""A gzip file may unpack to 8 MiB, or to 200 times its size if that is more, but never to more than 2 GiB. Recordings
 reach a ratio of 50, a bomb 1,000."""
 
 _FIRST, _PIECE = 1 << 16, 1 << 18

@@ -522,7 +522,7 @@ def test_a_bomb_of_allowed_opcodes_is_bounded(tmp_path):
     path = tmp_path / "nones.pickle.gz"
     path.write_bytes(gzip.compress(HEAD + b"]" + b"(e" * (40 * MiB) + b".", 9))
     with pytest.raises(
-        RecordingError, match=r"unpacks to more than 64.00 MiB: no recording does; if it is one, unpack"
+        RecordingError, match=r"unpacks to more than \d+.\d\d MiB: no recording does; if it is one, unpack"
     ):
         read_recording(path)
 
