@@ -194,10 +194,10 @@ class _Compiler:
         size = event["size"]
         if not 0 <= size < LARGEST:
             raise RecordingError(f"event {index} has a segment of {size} bytes: not possible, the file is damaged")
+        pool = self._pool(event, event["addr"])
         if kind in {FREE, UNMAP}:
             if not self.released:
                 self.released, self.before_release, self.release_at = True, self.reserved, index
-            pool = self._pool(event, event["addr"])
             if pool is not None and pool not in self.trace.pools:
                 # Only a pool without an owner gives memory back.
                 self._special(END_POOL, len(self.trace.pools))
@@ -206,6 +206,8 @@ class _Compiler:
             self._explain(index)
         elif not self.short:
             self._complete_late()
+        if pool is not None and kind == ALLOC and self.circumstances.settings.expandable_segments:
+            self.trace.custom.add(pool)
         self.reserved += _GIVES[kind] * size
         self.window.append((kind, event["addr"], size))
         self.trace.streams.append(event.get("stream", 0))

@@ -44,6 +44,8 @@ class Trace:
         events: the index in the recorded trace of each allocation; -1 for those of `start`.
         failures: the index in the recorded trace of each FAIL.
         segments: `(position, kind, address, size)` of what was done with the driver during `ops[position]`.
+        custom: private pools that got segments although new memory was mapped into growing ones: they have an allocator
+            of their own.
         streams: the stream of each of `segments`.
         changes: the settings from each CHANGE on; under other settings than the recorded ones they do not matter.
         prompt: allocations whose free another stream delayed, as it did with fewer than half of the same size and
@@ -64,6 +66,7 @@ class Trace:
     failures: list[int] = field(default_factory=list)
     segments: list[tuple[int, int, int, int]] = field(default_factory=list)
     pools: list[PoolId] = field(default_factory=list)
+    custom: set[PoolId] = field(default_factory=set)
     streams: list[int] = field(default_factory=list)
     changes: list[AllocatorSettings] = field(default_factory=list)
     prompt: frozenset[int] = frozenset()

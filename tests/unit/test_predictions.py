@@ -14,6 +14,8 @@ from jupyter_gpumem.allocator.model import Allocator
 from jupyter_gpumem.allocator.process import ProcessDriver
 from jupyter_gpumem.allocator.replay import Conditions, replay
 from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.allocator.sizes import round_size
+from jupyter_gpumem.allocator.trace import SPECIAL
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.recording import Recording, read_recording
@@ -62,10 +64,43 @@ def test_training_is_predicted_to_the_byte(workload, source, target):
     """
     result, real = predicted(workload, source, target)
     assert result.peak_reserved == real["reserved_bytes.all.peak"]
-    # An unsplit block counts whole, with up to 1 MiB of slack: under rounding it is not always the real run's block.
+    # Which blocks are left unsplit depends on addresses; see the next test.
     slack = 0.0014 if target == "roundup4" else 0
     assert abs(result.peak_allocated / real["allocated_bytes.all.peak"] - 1) <= slack
     assert (result.retries, result.ooms) == (real["num_alloc_retries"], real["num_ooms"])
+
+
+def rounded_peak(trace, divisions):
+    """Return the most that lived at once, as rounded sizes: what a trace tells of the allocated peak."""
+    sizes, level, peak = [round_size(block[1], divisions) for block in trace.start], 0, 0
+    level = peak = sum(sizes)
+    for op in trace.ops:
+        if 0 <= op < SPECIAL:
+            sizes.append(round_size(trace.requests[op][0], divisions))
+            level += sizes[-1]
+            peak = max(peak, level)
+        elif op < 0:
+            level -= sizes[~op]
+    return peak
+
+
+@pytest.mark.parametrize("workload", ["transformer", "oom"])
+def test_what_a_trace_does_not_tell_of_the_allocated_peak(workload):
+    """Under rounding, recordings agree on the rounded sizes; the rest of the peak is what unsplit blocks leave over.
+
+    Which blocks that are follows from addresses, which differ from run to run: it is at most 1 MiB for each block, and
+    a few blocks more or less are the 0.12 and 0.13 % by which the prediction is low.
+    """
+    real, known = recording(f"{workload}-roundup4"), recording(f"{workload}-default")
+    divisions = real.settings.roundup_power2_divisions
+    rounded = rounded_peak(known.trace(0), divisions)
+    assert rounded == rounded_peak(real.trace(0), divisions)
+    result, stats = predicted(workload, "default", "roundup4")
+    left_over = stats["allocated_bytes.all.peak"] - rounded, result.peak_allocated - rounded
+    assert left_over[0] > left_over[1] > 0
+    assert left_over[0] - left_over[1] <= 2 * MiB
+    exact = check(real.trace(0), real.circumstances(0), real.held(0))[1]
+    assert exact.peak_allocated == stats["allocated_bytes.all.peak"], "with the recorded addresses it is exact"
 
 
 @pytest.mark.parametrize("source", ["default", "expandable", "cap"])
