@@ -247,9 +247,10 @@ def _otherwise(
 ) -> dict[int, int]:
     """Return the reserved peak of rows if what no recording tells about other runs turns out otherwise.
 
-    Segments that grow lie in one range of addresses each, so the driver's order does not matter to them.
+    Segments that grow lie in one range of addresses each, so the driver's order does not matter where all are such.
     """
-    unsure = [n for n in asked if trace.prompt or trace.changes or not rows[n][0].expandable_segments]
+    mixed = bool(trace.prompt or trace.changes or trace.custom)
+    unsure = [n for n in asked if mixed or not rows[n][0].expandable_segments]
     others = zip(unsure, run([rows[n][0] for n in unsure], otherwise=True), strict=True)
     return {n: rows[n][1].peak_reserved for n in asked} | {n: other.peak_reserved for n, other in others}
 

@@ -21,11 +21,11 @@ comparisons come out (seed 0 of `benchmarks/whatif_gpu.py`); from ten holes on, 
 events, they all do, and 289 of 320 of other seeds. Single addresses are still often others: on seed 1, 50 % of the
 steps from one segment to the next are as recorded, and 82 % of the pairs of segments lie in the recorded order.
 
-Closer to what happens would be that the area becomes free with the first kernel, some requests before the first free,
-that one of the gaps of 8 MiB appears during the first backward pass, and that there are no holes: then it is 62 % and
-90 %, but fewer peaks come out (23 instead of 30 of 32, seeds 0 and 1). Which comparisons depend on all this
-shows when they are replayed with plain `TopDownDriver` addresses. Two programs are known to differ: one with random
-sizes on three streams never uses the area, one on two streams uses it from the start.
+Single segments are placed more truly when the area becomes free some requests before the first free, with the first
+kernel, when one of the gaps of 8 MiB appears during the first backward pass, and without holes: then it is 62 % and
+90 %. But fewer peaks come out (23 instead of 30 of 32, seeds 0 and 1), so it is not done. Which peaks depend on all
+this shows when they are replayed with plain `TopDownDriver` addresses. Two programs are known to differ: one with
+random sizes on three streams never uses the area, one on two streams uses it from the start.
 """
 
 from __future__ import annotations
