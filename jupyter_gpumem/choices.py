@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .allocator.replay import Replay
-    from .recording import Recording
 
 _LARGE_SEGMENT_SINCE = (2, 11)
 
@@ -72,17 +71,17 @@ class Search:
     """Which choices to try when the user names none; none is tried twice, and none that is unsafe.
 
     Args:
-        recording: what they are tried on.
+        recorded: the settings at the start of the recording.
+        torch: the version of PyTorch that made it.
         capped: whether a memory cap is in force.
-        changed: whether the settings changed midway: then those at the end are worth trying throughout.
     """
 
-    def __init__(self, recording: Recording, *, capped: bool, changed: bool) -> None:
+    def __init__(self, recorded: AllocatorSettings, torch: Any, *, capped: bool) -> None:
         self.capped = capped
-        self._known = set() if changed else {recording.settings}
+        self._known = {recorded}
         # What the user set besides stays as it is: it is not what is being tried.
-        self._base = AllocatorSettings(others=recording.settings.others)
-        self._large = _version(recording.extra.get("torch")) >= _LARGE_SEGMENT_SINCE
+        self._base = AllocatorSettings(others=recorded.others)
+        self._large = _version(torch) >= _LARGE_SEGMENT_SINCE
 
     def sensible(self) -> list[AllocatorSettings]:
         """Return what is worth trying anywhere."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .allocator.check import Check, check
@@ -17,13 +18,18 @@ from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
 from .choices import Search, cost, recommended
 from .errors import InvalidValueError
-from .reasons import explain, notes_on_delays, notes_on_numbers
+from .reasons import explain, notes_on_chance, notes_on_delays, notes_on_numbers
 from .recording import Recording, read_recording
 from .records import Record
 from .units import MiB, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .allocator.trace import Circumstances, Trace
+
+_LONG = 200_000
+"""So many events take a notable time to replay."""
 
 Limit: TypeAlias = int | str
 """The cap on reserved bytes of a replay: `recorded`, `off`, or a size."""
@@ -47,6 +53,10 @@ class WhatIfRow(Record):
         best: whether this is the choice to recommend.
         peak_allocated, peak_reserved: the highest value of each counter in bytes. Allocated bytes are those of blocks:
             which of them are up to 1 MiB larger than their requests depends on addresses, which differ from run to run.
+        peak_reserved_otherwise: the reserved peak if what no recording tells about other runs turns out otherwise: the
+            driver hands out addresses in another order, which decides ties between free blocks, and other streams are
+            as late as they were. The same as `peak_reserved` where neither matters; `None` where that was not tried:
+            for what is as recorded, and in long recordings for all but the best choice.
         unallocated_ratio: 1 - allocated / reserved at the reserved peak.
         stranded: bytes that could not have been given back at that moment, though nothing lived in them.
         retries: requests for which the whole cache was flushed.
@@ -65,6 +75,7 @@ class WhatIfRow(Record):
     best: bool
     peak_allocated: int
     peak_reserved: int
+    peak_reserved_otherwise: int | None
     unallocated_ratio: float | None
     stranded: int
     retries: int
@@ -171,8 +182,8 @@ def whatif(
     circumstances = recording.circumstances(device)
     conditions = _conditions(recording, device, memory, limit)
     trace, held = recording.trace(device), recording.held(device)
-    changed = bool(trace.changes)
-    recorded, search = recording.settings, Search(recording, capped=conditions.limit is not None, changed=changed)
+    recorded = circumstances.settings
+    search = Search(recorded, recording.extra.get("torch"), capped=conditions.limit is not None)
     first = search.sensible() if chosen is None else chosen
     # Under other circumstances what was recorded is no longer the reference: the model's own answer is. The others
     # have none of the delays that were an exception, and so must it.
@@ -181,10 +192,10 @@ def whatif(
     references: list[Replay] = []
 
     def check_first() -> None:
-        checked, recorded = check(trace, circumstances, held)[:2]
-        checks.append((checked, recorded))
+        checked, as_recorded = check(trace, circumstances, held)[:2]
+        checks.append((checked, as_recorded))
         same = checked.exact and not own
-        references.append(recorded if same else replay(trace, circumstances.settings, conditions, reference=True))
+        references.append(as_recorded if same else replay(trace, recorded, conditions, looks=True))
 
     with Replays(trace, conditions, jobs) as replays:
         run = _Run(replays, progress)
@@ -196,7 +207,9 @@ def whatif(
             second = search.near(min(rows, key=lambda row: cost(*row))[0])
             rows += zip(second, run(second), strict=True)
             rows[1:] = sorted(rows[1:], key=lambda row: cost(*row))
-    best = recommended(rows)
+        best = recommended(rows)
+        asked = range(len(rows)) if trace.total <= _LONG else [] if best is None else [best]
+        others = _otherwise(trace, rows, [n for n in asked if n or reference is not as_recorded], run)
     whole_card = memory is not None and not conditions.outside
     assumed = [*recording.notes, *trace.notes, *notes_on_delays(trace, as_recorded if checked.exact else None)]
     return WhatIf(
@@ -204,15 +217,14 @@ def whatif(
         device=device,
         memory=conditions.total_memory,
         limit=conditions.limit,
-        changes=((0, str(circumstances.settings)), *((at, str(then)) for at, then in circumstances.changes))
-        if changed
-        else (),
+        changes=_over_time(circumstances) if circumstances.changes else (),
         check=checked,
         results=tuple(
             _row(
                 choice,
                 result,
                 reference,
+                others.get(number),
                 recorded=number == 0,
                 as_recorded=number == 0 and reference is as_recorded,
                 best=number == best,
@@ -220,10 +232,34 @@ def whatif(
             )
             for number, (choice, result) in enumerate(rows)
         ),
-        why=explain(rows[0], rows[best] if best is not None else None, changed=changed),
+        why=explain(rows[0], rows[best] if best is not None else None),
         confidence="high" if checked.exact and not assumed else "lowered",
-        notes=(*assumed, *notes_on_numbers(trace, rows, conditions.limit, whole_card=whole_card)),
+        notes=(
+            *assumed,
+            *notes_on_numbers(trace, rows, conditions.limit, whole_card=whole_card),
+            *notes_on_chance(trace, ((rows[n][1].peak_reserved, peak) for n, peak in others.items())),
+        ),
     )
+
+
+def _otherwise(
+    trace: Trace, rows: list[tuple[AllocatorSettings, Replay]], asked: list[int], run: _Run
+) -> dict[int, int]:
+    """Return the reserved peak of rows if what no recording tells about other runs turns out otherwise.
+
+    Segments that grow lie in one range of addresses each, so the driver's order does not matter where all are such.
+    """
+    mixed = bool(trace.prompt or trace.changes or trace.custom)
+    unsure = [n for n in asked if mixed or not rows[n][0].expandable_segments]
+    others = zip(unsure, run([rows[n][0] for n in unsure], otherwise=True), strict=True)
+    return {n: rows[n][1].peak_reserved for n in asked} | {n: other.peak_reserved for n, other in others}
+
+
+def _over_time(circumstances: Circumstances) -> tuple[tuple[int, str], ...]:
+    held = accumulate(
+        (text for _, text in circumstances.changes), AllocatorSettings.then, initial=circumstances.settings
+    )
+    return tuple(zip((0, *(at for at, _ in circumstances.changes)), map(str, held), strict=True))
 
 
 class _Run:
@@ -233,9 +269,15 @@ class _Run:
         self.replays, self.progress = replays, progress
         self.finished = self.planned = 0
 
-    def __call__(self, choices: list[AllocatorSettings], meanwhile: Callable[[], object] | None = None) -> list[Replay]:
+    def __call__(
+        self,
+        choices: list[AllocatorSettings],
+        *,
+        otherwise: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Replay]:
         self.planned += len(choices)
-        results = self.replays.run(choices, meanwhile=meanwhile, done=self._done)
+        results = self.replays.run(choices, otherwise=otherwise, meanwhile=meanwhile, done=self._done)
         self.finished += len(results)
         return results
 
@@ -298,6 +340,7 @@ def _row(
     choice: AllocatorSettings,
     result: Replay,
     reference: Replay,
+    otherwise: int | None,
     *,
     recorded: bool,
     as_recorded: bool,
@@ -311,6 +354,7 @@ def _row(
         recorded=recorded,
         as_recorded=as_recorded,
         best=best,
+        peak_reserved_otherwise=otherwise,
         gain=gain,
         gain_percent=None if gain is None else 100 * gain / reference.peak_reserved if reference.peak_reserved else 0.0,
         gain_missing=None if gain is not None else "it runs out of memory: its peak is that of a run that failed",

@@ -8,6 +8,8 @@ from .allocator.trace import DEFER
 from .units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .allocator.layout import Layout, Step
     from .allocator.replay import Replay
     from .allocator.settings import AllocatorSettings
@@ -20,15 +22,12 @@ _LITTLE = 0.05
 def explain(
     reference: tuple[AllocatorSettings, Replay],
     best: tuple[AllocatorSettings, Replay] | None,
-    *,
-    changed: bool = False,
 ) -> str:
     """Return a few sentences on what is wrong with the recorded settings and what the best choice does about it.
 
     Args:
         reference: the recorded settings and what they came to, with the layout at the peak.
         best: the recommended settings and what they came to; `None` when nothing helps.
-        changed: whether the recorded settings changed midway.
     """
     result = reference[1]
     ratio = result.unallocated_ratio or 0.0
@@ -41,7 +40,7 @@ def explain(
     said = [_what_is_wrong(result)] if result.layout is not None else []
     if result.layout is not None and result.step is not None:
         said.append(_what_led_there(result.step, result.layout))
-    said.append(_what_helps(reference, best, changed=changed) if best is not None else "Nothing tried changes that.")
+    said.append(_what_helps(reference, best) if best is not None else "Nothing tried changes that.")
     return " ".join(said)
 
 
@@ -94,6 +93,18 @@ def notes_on_numbers(
         )
         notes.append(f"{whose} not expandable under any settings")
     return notes
+
+
+def notes_on_chance(trace: Trace, peaks: Iterable[tuple[int, int]]) -> list[str]:
+    """Say what the second of two reserved peaks of a choice is, if any differ."""
+    if all(peak == otherwise for peak, otherwise in peaks):
+        return []
+    late = ", and where other streams are as late as they were when recorded" if trace.prompt else ""
+    note = (
+        f"a peak in brackets is what comes out where the driver hands out addresses in another order{late}: no "
+        f"recording tells how that will be, and a real run may come to either or to something near them"
+    )
+    return [note]
 
 
 def _when(event: int) -> str:
@@ -165,9 +176,7 @@ def _what_led_there(step: Step, layout: Layout) -> str:
     return f"{first} found no free block of its pool and stream above {format_bytes(step.largest)}."
 
 
-def _what_helps(
-    reference: tuple[AllocatorSettings, Replay], best: tuple[AllocatorSettings, Replay], *, changed: bool
-) -> str:
+def _what_helps(reference: tuple[AllocatorSettings, Replay], best: tuple[AllocatorSettings, Replay]) -> str:
     old, new = reference[0], best[0]
     before, after = reference[1], best[1]
     said = []
@@ -187,7 +196,6 @@ def _what_helps(
         said.append(f"requests below 10 MiB share segments of {format_bytes(new.large_segment_size)}")
     if old.max_split_size is not None and new.max_split_size is None:
         said.append("large blocks may be split again, and serve smaller requests")
-    throughout = " throughout" if changed else ""
-    text = "; ".join(said) or f"with {str(new) or 'the default settings'}{throughout} less is left over"
+    text = "; ".join(said) or f"with {str(new) or 'the default settings'} less is left over"
     failures = f", with {after.ooms} failed requests instead of {before.ooms}" if after.ooms < before.ooms else ""
     return f"{text[0].upper()}{text[1:]}: the peak is {format_bytes(after.peak_reserved)}{failures}."

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .blocks import PoolId
-    from .settings import AllocatorSettings
     from .trace import Circumstances
 
 _SEGMENT = {"segment_alloc": ALLOC, "segment_free": FREE, "segment_map": MAP, "segment_unmap": UNMAP}
@@ -88,9 +87,9 @@ class _Compiler:
     def run(self) -> None:
         """Go through the events once."""
         index = 0
-        for at, settings in self.circumstances.changes:
+        for at, text in self.circumstances.changes:
             index = self._run(index, at)
-            self._changed(settings)
+            self._changed(text)
         self._run(index, len(self.events))
         if self.late or self.released:
             self._before_request()
@@ -115,12 +114,13 @@ class _Compiler:
             index += 1
         return index
 
-    def _changed(self, settings: AllocatorSettings) -> None:
+    def _changed(self, text: str) -> None:
         if self.late or self.released or self.short:
             self._before_request()
         self._special(CHANGE, len(self.trace.changes))
-        self.trace.changes.append(settings)
-        self.circumstances = dataclasses.replace(self.circumstances, settings=settings)
+        self.trace.changes.append(text)
+        now = self.circumstances.settings.then(text)
+        self.circumstances = dataclasses.replace(self.circumstances, settings=now)
 
     def _allocated(self, index: int, event: dict[str, Any]) -> None:
         trace = self.trace

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.records import Record
 
+from .driver import TopDownDriver
 from .heap import whole_pages
 from .layout import Layout, Step, layout_of
 from .model import Allocator
@@ -65,17 +66,14 @@ class Player:
     Args:
         trace: the operations.
         allocator: the model, fresh.
-        changes: whether settings change when they did; otherwise they hold throughout.
         delays: whether other streams finish exactly when they did; otherwise exceptional delays are left out.
         looks: whether to remember how memory lay at the peak.
     """
 
-    def __init__(
-        self, trace: Trace, allocator: Allocator, *, changes: bool = False, delays: bool = False, looks: bool = False
-    ) -> None:
+    def __init__(self, trace: Trace, allocator: Allocator, *, delays: bool = False, looks: bool = False) -> None:
         self.trace, self.allocator = trace, allocator
         self.addresses: list[int] = []
-        self._changes, self._looks = changes, looks
+        self._looks = looks
         self._prompt: frozenset[int] = frozenset() if delays else trace.prompt
         self._waiting: dict[int, int] = {}
         self.failed: list[int] = []
@@ -174,8 +172,7 @@ class Player:
         elif kind == FAIL:
             self._try(number)
         elif kind == CHANGE:
-            if self._changes:
-                self.allocator.set_settings(self.trace.changes[number])
+            self.allocator.set_settings(self.trace.changes[number])
         else:
             self.allocator.set_pool(self.trace.pools[number], in_use=False)
 
@@ -261,23 +258,28 @@ class Conditions:
     limit: int | None = None
 
 
-def replay(trace: Trace, settings: AllocatorSettings, conditions: Conditions, *, reference: bool = False) -> Replay:
+def replay(
+    trace: Trace, settings: AllocatorSettings, conditions: Conditions, *, looks: bool = False, otherwise: bool = False
+) -> Replay:
     """Run a trace under some settings; returns what that came to.
 
     Args:
         trace: the operations.
-        settings: what holds throughout.
-        conditions: the device, which hands out addresses as the real one does.
-        reference: whether the settings are those in force at the start of the recording: then they change when they
-            did, and it is remembered how memory lay at the peak.
+        settings: what holds at the start.
+        conditions: the device.
+        looks: whether to remember how memory lay at the peak.
+        otherwise: whether what a recording does not tell about other runs turns out as it otherwise might: the driver
+            hands out addresses strictly downwards, not as in a typical process, and every delay of other streams
+            happens again.
     """
     total = conditions.total_memory
     limit = conditions.limit
     if settings.per_process_memory_fraction < 1 and total is not None:
         limit = int(settings.per_process_memory_fraction * total)
-    driver = ProcessDriver(None if total is None else max(0, total - conditions.outside))
+    capacity = None if total is None else max(0, total - conditions.outside)
+    driver = TopDownDriver(capacity) if otherwise else ProcessDriver(capacity)
     allocator = Allocator(settings, total_memory=total, limit=limit, driver=driver)
-    run = Player(trace, allocator, changes=reference, looks=reference)
+    run = Player(trace, allocator, looks=looks, delays=otherwise)
     run.start()
     run.run()
     return run.result()

@@ -47,7 +47,7 @@ def _row(row: WhatIfRow, changes: tuple[tuple[int, str], ...]) -> tuple[str, ...
         name = f"best: {name}"
     return (
         name + (" (!)" if row.warnings else ""),
-        format_bytes(row.peak_reserved),
+        _peak(row),
         "" if row.recorded else _change(row),
         "-" if row.unallocated_ratio is None else f"{100 * row.unallocated_ratio:.1f} %",
         format_bytes(row.stranded),
@@ -55,6 +55,11 @@ def _row(row: WhatIfRow, changes: tuple[tuple[int, str], ...]) -> tuple[str, ...
         f"{row.device_allocations + row.device_frees:,}",
         f"{row.ooms:,} ({row.first_oom:,})" if row.ooms and row.first_oom is not None else f"{row.ooms:,}",
     )
+
+
+def _peak(row: WhatIfRow) -> str:
+    peak, otherwise = format_bytes(row.peak_reserved), row.peak_reserved_otherwise
+    return peak if otherwise in {None, row.peak_reserved} else f"{peak} (or {format_bytes(otherwise)})"
 
 
 def _change(row: WhatIfRow) -> str:

@@ -160,15 +160,39 @@ def test_a_change_of_settings_is_followed():
     assert not check(unknown.trace(0), unknown.circumstances(0), unknown.held(0))[0].exact
 
 
-def test_others_are_tried_throughout():
-    """Other settings are tried as if they had held from the start, which a note says."""
+def test_a_change_is_part_of_the_program():
+    """Under other settings at the start the program changes them at the same place, which a note says."""
     source = changed(settings_at_start="", settings_changes=[at(16865)])
     result = whatif(source, ["", "expandable_segments:True"])
+    recorded, same, throughout = result.results
     assert result.check.exact
-    assert result.results[1].peak_reserved == result.results[0].peak_reserved
-    assert result.results[2].peak_reserved < result.results[0].peak_reserved
-    assert any("throughout" in note for note in result.notes)
+    assert recorded.settings == ""
+    assert same.peak_reserved == recorded.peak_reserved
+    assert throughout.peak_reserved < recorded.peak_reserved
+    assert any("at the same place" in note for note in result.notes)
     assert result.confidence == "lowered"
+
+
+def test_a_change_acts_on_the_settings_it_finds():
+    """It does what PyTorch's call does: what it does not name stays, or goes back to its default."""
+
+    def event(action, address, size, time):
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time}
+
+    first, second = 1 << 40, 2 << 40
+    events = [
+        event("segment_alloc", first, 20 * MiB, 1),
+        event("alloc", first, 5 * MiB, 1),
+        event("segment_alloc", second, 34 * MiB, 3),
+        event("alloc", second, 33 * MiB, 3),
+    ]
+    extra = {"settings_at_start": "", "settings_changes": [{"time_us": 2, "settings": "max_split_size_mb:64"}]}
+    trace = Recording({"segments": [], "device_traces": [events], "jupyter_gpumem": extra}).trace(0)
+    assert trace.changes == ["max_split_size_mb:64"]
+    # Rounding up is forgotten with the change: 5 MiB become 6, and 33 MiB take a segment of 34, not 48.
+    assert replay(trace, AllocatorSettings.parse("roundup_power2_divisions:2"), Conditions()).peak_allocated == 40 * MiB
+    # Growing goes on: 33 MiB come in pages of 20 MiB, the first of which has 15 MiB left.
+    assert replay(trace, AllocatorSettings.parse("expandable_segments:True"), Conditions()).peak_reserved == 40 * MiB
 
 
 def test_changes_before_the_first_event_are_the_start():
@@ -177,7 +201,7 @@ def test_changes_before_the_first_event_are_the_start():
     source = changed(settings_changes=[at(16865), early], settings_at_start="roundup_power2_divisions:4")
     circumstances = source.circumstances(0)
     assert circumstances.settings == AllocatorSettings.parse("max_split_size_mb:128")
-    assert circumstances.changes == ((16865, AllocatorSettings.parse("expandable_segments:True")),)
+    assert circumstances.changes == ((16865, "expandable_segments:True"),)
 
 
 def test_what_is_unknown_about_changes_is_said():
