@@ -24,6 +24,7 @@ __all__ = [
     "mimebundle",
     "printable",
     "recording_sheets",
+    "sheets",
     "to_html",
     "to_text",
     "whatif_sheets",
@@ -40,15 +41,16 @@ _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
 }
 
 
+def sheets(record: Record) -> list[Sheet]:
+    """Return a record as sheets."""
+    return _SHEETS[type(record)](record)
+
+
 def mimebundle(record: Record) -> dict[str, str]:
     """Return the text and HTML of a record, for one display call."""
-    sheets = _SHEETS[type(record)](record)
-    return {"text/plain": to_text(sheets), "text/html": to_html(sheets)}
+    shown = sheets(record)
+    return {"text/plain": to_text(shown), "text/html": to_html(shown)}
 
 
-def _register(record: type[Record], sheets: Callable[[Any], list[Sheet]]) -> None:
-    record.rendered_by(text=lambda r: to_text(sheets(r)), html=lambda r: to_html(sheets(r)))
-
-
-for _record, _sheets in _SHEETS.items():
-    _register(_record, _sheets)
+for _record in _SHEETS:
+    _record.rendered_by(text=lambda record: to_text(sheets(record)), html=lambda record: to_html(sheets(record)))
