@@ -174,14 +174,30 @@ def _keeps(*tensors: torch.Tensor) -> bool:
 
 
 def _cudnn(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, _gqa: bool  # noqa: FBT001
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    _gqa: bool,  # noqa: FBT001
 ) -> torch.Tensor:
-    found = _aten._scaled_dot_product_cudnn_attention(q, k, v, mask, _keeps(q, k, v), dropout, causal, False, scale=scale)  # noqa: FBT003
+    found = _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, mask, _keeps(q, k, v), dropout, causal, False, scale=scale
+    )  # noqa: FBT003
     return found[0]  # type: ignore[no-any-return]
 
 
 def _flash(
-    q: Any, k: Any, v: Any, _mask: Any, dropout: float, causal: bool, scale: float | None, _gqa: bool  # noqa: FBT001
+    q: Any,
+    k: Any,
+    v: Any,
+    _mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    _gqa: bool,  # noqa: FBT001
 ) -> torch.Tensor:
     width = q.size(-1)
     scale = 1 / math.sqrt(width) if scale is None else scale
@@ -192,7 +208,14 @@ def _flash(
 
 
 def _efficient(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, _gqa: bool  # noqa: FBT001
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    _gqa: bool,  # noqa: FBT001
 ) -> torch.Tensor:
     if mask is not None:
         # The kernel reads rows of the mask at aligned addresses.
@@ -200,18 +223,21 @@ def _efficient(
         if last % 16:
             mask = torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
         mask = mask.expand(q.size(0), q.size(1), q.size(2), k.size(2))
-    found = _aten._scaled_dot_product_efficient_attention(
-        q, k, v, mask, _keeps(q, k, v), dropout, causal, scale=scale
-    )
+    found = _aten._scaled_dot_product_efficient_attention(q, k, v, mask, _keeps(q, k, v), dropout, causal, scale=scale)
     return found[0]  # type: ignore[no-any-return]
 
 
 def _math(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool  # noqa: FBT001
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,  # noqa: FBT001
 ) -> torch.Tensor:
-    out = _aten._scaled_dot_product_attention_math(
-        q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
-    )
+    out = _aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=gqa)
     return out[0]  # type: ignore[no-any-return]
 
 

@@ -40,7 +40,9 @@ class Temporary:
 
     def size(self, given: list[torch.Tensor], returned: list[Any]) -> int:
         """Return the bytes; 0 where the formula does not hold."""
-        among, at = (given, int(self.operand[2:])) if self.operand.startswith("in") else (returned, int(self.operand[3:]))
+        among, at = (
+            (given, int(self.operand[2:])) if self.operand.startswith("in") else (returned, int(self.operand[3:]))
+        )
         if at >= len(among) or not isinstance(among[at], torch.Tensor):
             return 0
         tensor = among[at]

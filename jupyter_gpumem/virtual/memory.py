@@ -34,7 +34,8 @@ class VirtualMemory:
         allocators: one per card.
         lock: held while an allocator works.
         ready: the cards that have a context.
-        observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes.
+        observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes; and
+            of every failure: `oom`, the device, 0, the bytes that were asked for.
     """
 
     def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
@@ -78,6 +79,8 @@ class VirtualMemory:
             try:
                 address = self.allocators[device].malloc(nbytes, self._streams[device] if stream is None else stream)
             except ModelOutOfMemoryError as error:
+                for observer in self.observers:
+                    observer("oom", device, 0, nbytes)
                 raise torch.OutOfMemoryError(str(error)) from None
             finally:
                 self._working = False

@@ -49,7 +49,9 @@ MANY_DEVICES = frozenset(
 )
 """Operators whose arguments may be on different devices."""
 
-PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "_int_mm", "_addmm_activation"})
+PRODUCTS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "_int_mm", "_addmm_activation"}
+)
 """Operators that cuBLAS does, with a workspace."""
 
 WITH_BIAS = frozenset({"addmm", "_addmm_activation"})

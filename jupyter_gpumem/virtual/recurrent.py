@@ -59,7 +59,17 @@ def _packed(mode: int) -> Any:
         bidirectional: bool,  # noqa: FBT001
     ) -> tuple[torch.Tensor, ...]:
         return _layer(
-            mode, data, batch_sizes.tolist(), hx, params, biases, layers, dropout, train, bidirectional, False  # noqa: FBT003
+            mode,
+            data,
+            batch_sizes.tolist(),
+            hx,
+            params,
+            biases,
+            layers,
+            dropout,
+            train,
+            bidirectional,
+            False,  # noqa: FBT003
         )
 
     return layer
