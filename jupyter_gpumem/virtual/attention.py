@@ -32,7 +32,7 @@ def install(cards: Sequence[Card]) -> torch.library.Library:
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002
+        is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -49,9 +49,9 @@ def install(cards: Sequence[Card]) -> torch.library.Library:
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002
+        is_causal: bool = False,
         *,
-        scale: float | None = None,  # noqa: ARG001
+        scale: float | None = None,
         enable_gqa: bool = False,
     ) -> int:
         card = cards[query.get_device()]
@@ -94,11 +94,11 @@ def choose(
     return "math"
 
 
-def _fits_cudnn(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, _causal: bool, gqa: bool) -> bool:  # noqa: FBT001
+def _fits_cudnn(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, _causal: bool, gqa: bool) -> bool:
     limit = 256 if card.capability == (9, 0) else 128
     if card.capability[0] == 10 and q.size(3) == 192 and v.size(3) == 128:
         limit = 192
-    return (
+    return bool(
         _one_dtype(_LOW, q, k, v)
         and _same_heads(q, k, v, gqa=gqa)
         and max(q.size(3), v.size(3)) <= limit
@@ -111,11 +111,11 @@ def _fits_cudnn(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, _
     )
 
 
-def _fits_flash(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> bool:  # noqa: FBT001
+def _fits_flash(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> bool:
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     consumer = card.capability in {(8, 6), (8, 9), (12, 0), (12, 1)}
     width = q.size(3)
-    return (
+    return bool(
         card.capability >= (8, 0)
         and mask is None
         and _one_dtype(_LOW, q, k, v)
@@ -126,12 +126,12 @@ def _fits_flash(card: Card, q: Any, k: Any, v: Any, mask: Any, dropout: float, c
     )
 
 
-def _fits_efficient(card: Card, q: Any, k: Any, v: Any, _mask: Any, _dropout: float, _causal: bool, gqa: bool) -> bool:  # noqa: FBT001
+def _fits_efficient(card: Card, q: Any, k: Any, v: Any, _mask: Any, _dropout: float, _causal: bool, gqa: bool) -> bool:
     modern = card.capability >= (8, 0)
     half = q.dtype in _LOW
     tensor_cores = modern or (card.capability >= (7, 0) and half)
     alignment = max(4 if modern else 1, (8 if half else 4) if tensor_cores else 1)
-    return (
+    return bool(
         _one_dtype((*_LOW, torch.float32) if modern else (torch.float16, torch.float32), q, k, v)
         and not gqa
         and _same_heads(q, k, v, gqa=False)
@@ -156,8 +156,8 @@ def _same_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, gqa: bool)
     if not q.size(0) == k.size(0) == v.size(0):
         return False
     if gqa:
-        return k.size(1) == v.size(1) and q.size(1) % k.size(1) == 0
-    return q.size(1) == k.size(1) == v.size(1)
+        return bool(k.size(1) == v.size(1) and q.size(1) % k.size(1) == 0)
+    return bool(q.size(1) == k.size(1) == v.size(1))
 
 
 def _additive(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
@@ -181,12 +181,12 @@ def _cudnn(
     dropout: float,
     causal: bool,
     scale: float | None,
-    _gqa: bool,  # noqa: FBT001
+    _gqa: bool,
 ) -> torch.Tensor:
     found = _aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, _keeps(q, k, v), dropout, causal, False, scale=scale
-    )  # noqa: FBT003
-    return found[0]  # type: ignore[no-any-return]
+    )
+    return found[0]
 
 
 def _flash(
@@ -197,14 +197,14 @@ def _flash(
     dropout: float,
     causal: bool,
     scale: float | None,
-    _gqa: bool,  # noqa: FBT001
+    _gqa: bool,
 ) -> torch.Tensor:
     width = q.size(-1)
     scale = 1 / math.sqrt(width) if scale is None else scale
     if rest := -width % 8:
         q, k, v = (torch.nn.functional.pad(tensor, (0, rest)) for tensor in (q, k, v))
-    out = _aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]  # noqa: FBT003
-    return out[..., :width] if rest else out  # type: ignore[no-any-return]
+    out = _aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+    return out[..., :width] if rest else out
 
 
 def _efficient(
@@ -215,7 +215,7 @@ def _efficient(
     dropout: float,
     causal: bool,
     scale: float | None,
-    _gqa: bool,  # noqa: FBT001
+    _gqa: bool,
 ) -> torch.Tensor:
     if mask is not None:
         # The kernel reads rows of the mask at aligned addresses.
@@ -224,7 +224,7 @@ def _efficient(
             mask = torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
         mask = mask.expand(q.size(0), q.size(1), q.size(2), k.size(2))
     found = _aten._scaled_dot_product_efficient_attention(q, k, v, mask, _keeps(q, k, v), dropout, causal, scale=scale)
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]
 
 
 def _math(
@@ -235,10 +235,10 @@ def _math(
     dropout: float,
     causal: bool,
     scale: float | None,
-    gqa: bool,  # noqa: FBT001
+    gqa: bool,
 ) -> torch.Tensor:
     out = _aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=gqa)
-    return out[0]  # type: ignore[no-any-return]
+    return out[0]
 
 
 _KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}

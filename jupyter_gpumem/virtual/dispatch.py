@@ -308,7 +308,7 @@ def _on_meta_named(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _index(device: torch.device | None) -> int:
     if device is None or device.index is None:
         return torch.cuda.current_device() if device is not None and device.type != BACKEND else 0
-    return device.index
+    return int(device.index)
 
 
 def _default() -> torch.dtype:

@@ -46,12 +46,12 @@ class Temporary:
         if at >= len(among) or not isinstance(among[at], torch.Tensor):
             return 0
         tensor = among[at]
-        count = tensor.numel()
+        count: int = tensor.numel()
         if count < self.least or not count:
             return 0
         if self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes:
             return 0
-        return self.fixed + round(count * (self.bytes + self.items * tensor.dtype.itemsize))
+        return self.fixed + round(count * (self.bytes + self.items * int(tensor.dtype.itemsize)))
 
 
 @functools.cache
@@ -83,7 +83,7 @@ class Kernels:
         given: list[torch.Tensor],
         returned: list[Any],
         args: Any,
-        kwargs: Any,  # noqa: ARG002 - a formula may come to need them
+        kwargs: Any,
     ) -> None:
         """Take what an operator needs while it runs, after its results are allocated.
 
@@ -92,7 +92,8 @@ class Kernels:
             index: the card it runs on.
             given: its tensors, those in lists as well.
             returned: its results.
-            args, kwargs: its arguments.
+            args: its arguments.
+            kwargs: its arguments by name.
 
         Raises:
             torch.OutOfMemoryError: the card is full.

@@ -99,7 +99,7 @@ class VirtualMemory:
 
     def scratch(self, device: int, sizes: Iterable[int]) -> None:
         """Allocate memory and give it back, as a kernel does with what it needs while it runs."""
-        taken = []
+        taken: list[int] = []
         try:
             taken.extend(self.allocate(device, size) for size in sizes)
         finally:

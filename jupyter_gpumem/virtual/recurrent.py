@@ -34,12 +34,12 @@ def _padded(mode: int) -> Any:
         data: torch.Tensor,
         hx: Any,
         params: list[torch.Tensor],
-        biases: bool,  # noqa: FBT001
+        biases: bool,
         layers: int,
         dropout: float,
-        train: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
-        batch_first: bool,  # noqa: FBT001
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
     ) -> tuple[torch.Tensor, ...]:
         return _layer(mode, data, [], hx, params, biases, layers, dropout, train, bidirectional, batch_first)
 
@@ -52,11 +52,11 @@ def _packed(mode: int) -> Any:
         batch_sizes: torch.Tensor,
         hx: Any,
         params: list[torch.Tensor],
-        biases: bool,  # noqa: FBT001
+        biases: bool,
         layers: int,
         dropout: float,
-        train: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
+        train: bool,
+        bidirectional: bool,
     ) -> tuple[torch.Tensor, ...]:
         return _layer(
             mode,
@@ -69,7 +69,7 @@ def _packed(mode: int) -> Any:
             dropout,
             train,
             bidirectional,
-            False,  # noqa: FBT003
+            False,
         )
 
     return layer
@@ -81,12 +81,12 @@ def _layer(
     batch_sizes: list[int],
     hx: Any,
     params: list[torch.Tensor],
-    biases: bool,  # noqa: FBT001
+    biases: bool,
     layers: int,
     dropout: float,
-    train: bool,  # noqa: FBT001
-    bidirectional: bool,  # noqa: FBT001
-    batch_first: bool,  # noqa: FBT001
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
     hidden, cell = (hx[0], hx[1]) if mode == _MODES["lstm"] else (hx, None)
     size = cell.size(2) if cell is not None else hidden.size(2)
@@ -145,10 +145,10 @@ def rnn(
     hidden_size: int,
     proj_size: int,
     num_layers: int,
-    batch_first: bool,  # noqa: FBT001
+    batch_first: bool,
     _dropout: float,
-    train: bool,  # noqa: FBT001
-    bidirectional: bool,  # noqa: FBT001
+    train: bool,
+    bidirectional: bool,
     batch_sizes: list[int],
     _state: torch.Tensor | None = None,
 ) -> tuple[Any, ...]:
@@ -183,7 +183,9 @@ def reserve_bytes(mode: int, rows: int, hidden: int, layers: int, directions: in
     Args:
         mode: 0 and 1 for plain cells, 2 for LSTM, 3 for GRU.
         rows: steps times batch.
-        hidden, layers, directions: the layer's shape.
+        hidden: features of a state.
+        layers: how many lie on each other.
+        directions: 2 for a bidirectional layer, otherwise 1.
         itemsize: bytes of an element.
     """
     states = {0: 2, 1: 2, 2: 6, 3: 5}[mode]

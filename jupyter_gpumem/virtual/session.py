@@ -15,6 +15,7 @@ from .dispatch import Dispatcher
 from .kernels import Kernels
 from .memory import VirtualMemory
 from .patches import Patches
+from .shapes import Shapes
 from .translation import Translation
 from .values import Notes, Values
 
@@ -47,11 +48,6 @@ class VirtualGpu:
         self._dispatcher = Dispatcher(self.memory, self.kernels)
         self._autocast = autocast.Autocast(self.patches)
         self._translation = Translation(self.memory, self.patches)
-        self._facade: facade.Facade | None = None
-
-    def note(self, text: str) -> None:
-        """Note what was assumed, once for each place of the user's code."""
-        self.notes.add(text)
 
     def install(self) -> None:
         """Put everything in its place."""
@@ -59,10 +55,10 @@ class VirtualGpu:
         backend.show_module(backend.device_module(lambda: int(torch.cuda.current_device()), lambda: len(self.cards)))
         self._translation.install()
         _run_backward_here(self.patches)
-        self._facade = facade.install(self, self.patches)
+        facade.install(self)
         for library in self._autocast.install():
             self._dispatcher.add_library(library)
-        own = Values(self.memory, self.notes).kernels()
+        own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
         self._dispatcher.register(own, factories=not real)
         for library in (attention.install(self.cards), recurrent.install()):
             self._dispatcher.add_library(library)
@@ -73,8 +69,6 @@ class VirtualGpu:
         self.kernels.clear_workspaces()
         self._dispatcher.close()
         self._translation.close()
-        if self._facade is not None:
-            self._facade.uninstall()
         left = self.patches.undo()
         backend.show_module(None)
         return left

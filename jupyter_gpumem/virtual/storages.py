@@ -1,7 +1,7 @@
 """Tensors of the virtual device: real ones, whose storages have an address and a size, but no memory behind them.
 
-A storage takes its bytes from the allocator model when it is made and gives them back when PyTorch lets go of it, at the
-very points where a CUDA storage would. Its Python object lives exactly as long as the storage itself, so a weak
+A storage takes its bytes from the allocator model when it is made and gives them back when PyTorch lets go of it, at
+the very points where a CUDA storage would. Its Python object lives exactly as long as the storage itself, so a weak
 reference tells the moment.
 """
 

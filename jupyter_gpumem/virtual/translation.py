@@ -117,7 +117,7 @@ class Translation:
         def cuda(
             self: torch.Tensor,
             device: Any = None,
-            non_blocking: bool = False,  # noqa: FBT001, FBT002
+            non_blocking: bool = False,
             memory_format: Any = torch.preserve_format,
         ) -> torch.Tensor:
             where = translate("cuda" if device is None else device)
@@ -201,7 +201,7 @@ class Translation:
                 grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
                 grad = grad or (", requires_grad=True" if self.requires_grad else "")
                 return f"tensor(..., device='{self.device}'{size}{dtype}{grad})"
-            return plain_str(self, tensor_contents=tensor_contents)
+            return str(plain_str(self, tensor_contents=tensor_contents))
 
         self.patches.set(torch._tensor_str, "_str", show)
 
@@ -223,7 +223,7 @@ class Translation:
             where = self.device(device)
             return where if isinstance(where, torch.device) and where.type == BACKEND else None
 
-        def cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:  # noqa: FBT001, FBT002
+        def cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
             return to(self, device="cuda" if device is None else device, non_blocking=non_blocking)
 
         def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -241,7 +241,7 @@ class Translation:
 
         translate = self.device
 
-        def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
+        def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if func in _device_constructors() and kwargs.get("device") is None:
                 kwargs["device"] = translate(self.device)

@@ -57,16 +57,13 @@ class Notes:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, text: str) -> None:
-        """Note it, and warn when it is the first time at this place."""
+    def add(self, what: str, given: str) -> None:
+        """Note what was asked for and what was given for it, and warn when it is the first time at this place."""
+        text = f"{what} has no value on a virtual GPU; it was given {given}"
         note = Note(*place(), text)
         if note not in self._found:
             self._found[note] = None
             warnings.warn_explicit(text, VirtualValueWarning, note.file, note.line)
-
-    def add_value(self, what: str, given: str) -> None:
-        """Note that something has no value, and what was given for it."""
-        self.add(f"{what} has no value on a virtual GPU; it was given {given}")
 
 
 def place() -> tuple[str, int]:
@@ -111,27 +108,25 @@ class Values:
             value = 0j
         else:
             value = 0.0 if tensor.dtype.is_floating_point else 0
-        self.notes.add_value("a tensor", f"{value}")
+        self.notes.add("a tensor", f"{value}")
         return value
 
-    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:  # noqa: ARG002
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return false; `aten::equal`."""
-        self.notes.add_value("torch.equal()", "False")
+        self.notes.add("torch.equal()", "False")
         return False
 
-    def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: ARG002, FBT001, FBT002
+    def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy nothing to the device, and zeros from it; `aten::copy_`."""
         torch.broadcast_shapes(target.shape, source.shape)
         if target.is_cpu:
-            self.notes.add_value("a copy in host memory", "zeros")
+            self.notes.add("a copy in host memory", "zeros")
             target.zero_()
         # Between devices only dense memory of one layout can be copied: the device's side is made so first.
         there = source if target.is_cpu else target
-        if target.get_device() != source.get_device() and not (
-            target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
-        ):
-            if not there.is_contiguous():
-                self.memory.scratch(there.get_device(), [there.numel() * there.dtype.itemsize])
+        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        if target.get_device() != source.get_device() and not alike and not there.is_contiguous():
+            self.memory.scratch(there.get_device(), [there.numel() * there.dtype.itemsize])
         return target
 
     # Shapes that depend on values: the largest possible ones
@@ -152,9 +147,9 @@ class Values:
     def unique2(
         self,
         tensor: torch.Tensor,
-        sorted: bool = True,  # noqa: A002, ARG002, FBT001, FBT002
-        return_inverse: bool = False,  # noqa: FBT001, FBT002
-        return_counts: bool = False,  # noqa: FBT001, FBT002
+        sorted: bool = True,  # noqa: A002
+        return_inverse: bool = False,
+        return_counts: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Return as many values as there are elements."""
         count = tensor.numel()
@@ -168,8 +163,8 @@ class Values:
     def unique_consecutive(
         self,
         tensor: torch.Tensor,
-        return_inverse: bool = False,  # noqa: FBT001, FBT002
-        return_counts: bool = False,  # noqa: FBT001, FBT002
+        return_inverse: bool = False,
+        return_counts: bool = False,
         dim: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Return as many values as there are."""
@@ -181,9 +176,9 @@ class Values:
         self,
         tensor: torch.Tensor,
         dim: int,
-        sorted: bool = True,  # noqa: A002, ARG002, FBT001, FBT002
-        return_inverse: bool = False,  # noqa: FBT001, FBT002
-        return_counts: bool = False,  # noqa: FBT001, FBT002
+        sorted: bool = True,  # noqa: A002
+        return_inverse: bool = False,
+        return_counts: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Return as many slices as there are."""
         count = tensor.size(dim)
@@ -216,7 +211,7 @@ class Values:
         return self._new(repeats, (output_size,), repeats.dtype)
 
     def _bound(self, what: str, count: int) -> None:
-        self.notes.add_value(f"the number of results of {what}", f"its upper bound, {count:,}")
+        self.notes.add(f"the number of results of {what}", f"its upper bound, {count:,}")
 
     def _new(
         self, like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None = None

@@ -20,7 +20,7 @@ def install(state: State, counters: MemoryCounters, patches: Patches) -> None:
     def set_stream(stream: Any) -> None:
         torch._C._cuda_setStream(stream.stream_id, stream.device_index, stream.device_type)
 
-    def capability(index: int) -> dict[str, Any]:  # noqa: ARG001 - all cards can hold all types
+    def capability(index: int) -> dict[str, Any]:
         types = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16)
         floats = (torch.float16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128)
         return {"supported_dtypes": {*types, *floats}}

@@ -95,7 +95,7 @@ class History:
         context: str | None,
         stacks: str = "all",
         max_entries: int = sys.maxsize,
-        clear_history: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+        clear_history: bool = False,
         *rest: Any,
     ) -> None:
         if enabled not in {None, "state", "all"} or context not in _LEVELS or stacks not in {"python", "all"}:
@@ -114,7 +114,7 @@ class History:
             if not self._recording:
                 self._watch_drivers()
 
-    def _record_legacy(self, enabled: bool, record_context: bool = True, *rest: Any) -> None:  # noqa: FBT001, FBT002
+    def _record_legacy(self, enabled: bool, record_context: bool = True, *rest: Any) -> None:
         entries = rest[0] if rest else _LEGACY_DEFAULT
         with_context = bool(rest[1]) if len(rest) > 1 else False
         context = "alloc" if with_context else "state" if record_context else None

@@ -137,7 +137,7 @@ class Streams:
             "_cuda_isCurrentStreamCapturing": lambda: False,
         }
 
-    def _select(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: ARG002
+    def _select(self, stream_id: int, device_index: int, device_type: int) -> None:
         self._state.selection.device = device_index
         self._state.selection.streams[device_index] = stream_id
         self._state.memory.set_stream(device_index, handle(device_index, stream_id))
@@ -150,7 +150,7 @@ class Streams:
             priority: int = 0,
             stream_id: int | None = None,
             device_index: int | None = None,
-            device_type: int = _CUDA,  # noqa: ARG001 - PyTorch hands it in
+            device_type: int = _CUDA,
             stream_ptr: int | None = None,
         ) -> Any:
             torch.cuda.init()
@@ -174,10 +174,10 @@ class Streams:
 
         def new(
             cls: type,
-            enable_timing: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
-            blocking: bool = False,  # noqa: ARG001, FBT001, FBT002
-            interprocess: bool = False,  # noqa: ARG001, FBT001, FBT002
-            external: bool = False,  # noqa: ARG001, FBT001, FBT002
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
         ) -> Any:
             made: Any = object.__new__(cls)
             made._timing = enable_timing
