@@ -87,4 +87,4 @@ def install(gpu: VirtualGpu) -> None:
         }
 
     gpu.patches.set(torch._C, "_cuda_clearCublasWorkspaces", gpu.kernels.clear_workspaces)
-    Facade(gpu.memory, gpu.notes.add_value, workspaces).install(gpu.patches)
+    Facade(gpu.memory, gpu.notes.add, workspaces).install(gpu.patches)
