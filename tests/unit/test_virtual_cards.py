@@ -54,8 +54,8 @@ WRITTEN = {
 REFUSED = {
     "A100": "'A100' comes in more than one size; write A100-40GB or A100-80GB",
     "v100": "'v100' comes in more than one size; write V100-16GB or V100-32GB",
-    "4060 ti": "'4060 ti' comes in more than one size; write RTX 4060 Ti 16GB",
-    "L40": "no card is known as 'L40'; write a size such as 24GiB, or one of: L40S, L4, RTX 4090",
+    "4060 ti": "'4060 ti' comes in more than one size; write RTX-4060-Ti-16GB",
+    "L40": "no card is known as 'L40'; write a size such as 24GiB, or one of: L40S, L4, RTX-4090",
     "h20": "no card is known as 'h20'; write a size such as 24GiB, or one of: H200, H100, B200",
     "100MiB": "a card of 100.00 MiB is too small for a CUDA context and PyTorch; write 1GiB or more",
 }
@@ -64,12 +64,12 @@ REFUSED = {
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_every_card_is_sound(card):
     """A card is found under each of its own names, and what it keeps for itself is a small part of it."""
-    assert find_card(card.name) is find_card(card.name.replace(" ", "-").lower()) is card
+    assert find_card(card.name) is find_card(card.word.lower()) is card
     box = min(size for size in BOXES if size * GiB >= card.total)
     assert 0.91 < card.total / (box * GiB) < 1
     assert 100 * MiB < card.context < card.total / 10
     assert card.cublas == (32 * MiB if card.capability >= (9, 0) else 8519680)
-    assert 4 * MiB <= card.cublaslt <= card.cublas * 2
+    assert MiB <= card.cublaslt <= card.cublas
     assert card.label == f"virtual {card.name}"
     assert card.assumed is None
 
