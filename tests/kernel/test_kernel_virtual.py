@@ -17,10 +17,10 @@ def take(size):
 def everything():
     cuda = torch.cuda
     owners = (torch, torch._C, torch._C._CudaEventBase, torch._C._CudaStreamBase, torch._tensor_str, torch.accelerator,
-              torch.amp, torch.autograd, torch.autograd.graph, torch.backends.cuda, torch.backends.cudnn, torch.nn.Module,
-              torch.nn.functional, torch.optim.Adam, torch.optim.Optimizer, torch.optim.SGD, torch.Tensor,
-              torch.UntypedStorage, torch.version, cuda, cuda.CUDAGraph, cuda.Event, cuda.MemPool, cuda.Stream,
-              cuda.graphs, cuda.memory, cuda.nvtx, cuda.streams)
+              torch.amp, torch.autograd, torch.autograd.graph, torch.backends.cuda, torch.backends.cudnn,
+              torch.nn.functional, torch.nn.Module, torch.optim.Adam, torch.optim.Optimizer, torch.optim.SGD,
+              torch.Tensor, torch.UntypedStorage, torch.version, cuda, cuda.CUDAGraph, cuda.Event, cuda.MemPool,
+              cuda.Stream, cuda.graphs, cuda.memory, cuda.nvtx, cuda.streams)
     return [(owner, dict(vars(owner))) for owner in owners]
 before = everything()
 """
