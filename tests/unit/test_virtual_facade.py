@@ -440,6 +440,23 @@ def test_memory_of_another_stream(machine):
     assert machine.allocate(MiB) != address
 
 
+def test_a_stream_is_a_threads_own(machine):
+    """What one thread selects changes nothing for another's allocations."""
+    stream = cuda.Stream()
+    with cuda.stream(stream):
+        seen = []
+
+        def work():
+            seen.append((cuda.current_stream().cuda_stream, machine.memory.current_stream(0)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [(0, 0)]
+        machine.allocate(MiB)
+    assert cuda.memory_snapshot()[0]["stream"] == stream.cuda_stream
+
+
 def test_events(machine):
     """Events record and finish; the time between two is the host's, and that is noted."""
     start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
