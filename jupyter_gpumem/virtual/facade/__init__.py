@@ -6,11 +6,13 @@ build has none) or replaced; so what users call, its arguments, its errors and i
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 
 from jupyter_gpumem import devices
+from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.recorder import RECORDER
 
@@ -67,7 +69,7 @@ class Facade:
 
     def _let_go(self) -> None:
         """Take the cards away from what measures and records; a recording of ours is kept, as if stopped."""
-        if RECORDER.status().ours:
+        with contextlib.suppress(RecordingError):  # none of ours is running
             RECORDER.stop()
         LEDGER.detach()
         self._history.uninstall()
