@@ -51,7 +51,7 @@ def register(available: Callable[[], bool]) -> None:
 
 
 def device_module(current: Callable[[], int], count: Callable[[], int]) -> types.ModuleType:
-    """Return the module `torch.vgpu`, which PyTorch asks about the device.
+    """Return the module `torch.cuda_virtual`, which PyTorch asks about the device.
 
     Args:
         current: the current card.

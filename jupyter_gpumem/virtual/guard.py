@@ -20,8 +20,8 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-# A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up to
-# 16 bytes come back in two registers.
+# A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up
+# to 16 bytes come back in two registers.
 _FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM, _COUNT = "first device", "given device", "given stream", "count"
 _CODE = {
     "x86_64": {
@@ -104,7 +104,9 @@ def _virtual_functions() -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UnavailableError(f"a virtual GPU needs PyTorch's headers, {path} cannot be read; reinstall torch") from error
+        raise UnavailableError(
+            f"a virtual GPU needs PyTorch's headers, {path} cannot be read; reinstall torch"
+        ) from error
     body = text.partition("DeviceGuardImplInterface {")[2].partition("\n};")[0]
     names = re.findall(r"^\s*virtual\s+(?:[\w:]+[\s*&]+)?(~?\w+)\(", body, re.MULTILINE)
     if not set(_METHODS) <= set(names) or names[-1] != "~DeviceGuardImplInterface":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .memory import VirtualMemory
 
-BACKEND = "vgpu"
+BACKEND = "cuda_virtual"
 """What PyTorch calls the device inside; users read `cuda`."""
 
 NATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -95,7 +95,7 @@ def _empty(index: int, dtype: torch.dtype) -> torch.Tensor:
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     tensor = torch._C._from_dlpack(new_capsule(ctypes.addressof(managed), b"dltensor", None))
-    return _view_as.redispatch(NATIVE, tensor, dtype)  # type: ignore[no-any-return]
+    return _view_as.redispatch(NATIVE, tensor, dtype)
 
 
 class _Managed(ctypes.Structure):
