@@ -104,7 +104,9 @@ def _virtual_functions() -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UnavailableError(f"a virtual GPU needs PyTorch's headers, {path} cannot be read; reinstall torch") from error
+        raise UnavailableError(
+            f"a virtual GPU needs PyTorch's headers, {path} cannot be read; reinstall torch"
+        ) from error
     body = text.partition("DeviceGuardImplInterface {")[2].partition("\n};")[0]
     names = re.findall(r"^\s*virtual\s+(?:[\w:]+[\s*&]+)?(~?\w+)\(", body, re.MULTILINE)
     if not set(_METHODS) <= set(names) or names[-1] != "~DeviceGuardImplInterface":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .classes import is_virtual, substitute
 from .selection import PRIORITIES, handle, is_high
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class Streams:
                     patches.set(base, name, part)
             else:
                 replace(patches, type(base.__name__, (), parts))
+        substitute(patches, "Stream", _neutral("Stream"), lambda: torch.cuda.Stream)
+        substitute(patches, "Event", _neutral("Event"), lambda: torch.cuda.Event)
 
     def _bindings(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -210,6 +213,19 @@ class Streams:
             "ipc_handle": refuse,
             "from_ipc_handle": staticmethod(refuse),
         }
+
+
+def _neutral(name: str) -> Callable[..., Any]:
+    """Return what makes a stream or event for `torch.Stream` and `torch.Event`, whose device may be left out."""
+
+    def make(device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and not is_virtual(device):
+            return None
+        if device is None or name == "Event":  # an event belongs to the card where it is first recorded
+            return getattr(torch.cuda, name)(**kwargs)
+        return torch.cuda.Stream(device=device, **kwargs)
+
+    return make
 
 
 def _accept_anything(self: Any, *args: Any, **kwargs: Any) -> None:
