@@ -16,7 +16,7 @@ from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.recorder import RECORDER
 
-from . import absent, accelerator, generators
+from . import absent, accelerator, classes, generators
 from .availability import Availability
 from .counters import MemoryCounters
 from .driver import VirtualBackend, VirtualDriver
@@ -62,6 +62,7 @@ class Facade:
         Streams(self.state).install(patches)
         accelerator.install(self.state, self._counters, patches)
         generators.install(self.state, patches)
+        classes.install(patches)
         absent.install(self.state, patches)
         self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
         patches.on_undo(self._let_go)
