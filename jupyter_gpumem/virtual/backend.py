@@ -14,6 +14,7 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
+from . import guard
 from .storages import BACKEND
 
 if TYPE_CHECKING:
@@ -42,18 +43,15 @@ def register(available: Callable[[], bool]) -> None:
         raise UnavailableError(
             f"a virtual GPU needs PyTorch's PrivateUse1 device, and {name!r} has it; use a process without that package"
         )
-    # Autograd starts a thread for each device there is at the first backward pass. Threads in which our device's guard
-    # would be asked crash the interpreter's exit, so that must be over before the device exists.
-    torch.zeros(1, requires_grad=True).sum().backward()
+    guard.register()
     torch.utils.rename_privateuse1_backend(BACKEND)
-    hooks, guard = _hooks(available), _guard()
-    _registered.extend((hooks, guard))
+    hooks = _hooks(available)
     torch._C._acc.register_python_privateuseone_hook(hooks)
-    torch._C._acc.register_python_privateuseone_device_guard(guard)
+    _registered.append(hooks)
 
 
 def device_module(current: Callable[[], int], count: Callable[[], int]) -> types.ModuleType:
-    """Return the module `torch.vgpu`, which PyTorch asks about the device.
+    """Return the module `torch.cuda_virtual`, which PyTorch asks about the device.
 
     Args:
         current: the current card.
@@ -95,11 +93,3 @@ def _hooks(available: Callable[[], bool]) -> Any:
             return True
 
     return Hooks()
-
-
-def _guard() -> Any:
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
-        def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.PrivateUse1
-
-    return Guard()

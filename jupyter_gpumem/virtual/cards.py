@@ -56,6 +56,11 @@ class Card:
     assumed: str | None = None
 
     @property
+    def word(self) -> str:
+        """The name without blanks, as it is written on a command line."""
+        return self.name.replace(" ", "-")
+
+    @property
     def label(self) -> str:
         """What reports call it: a card that is not there must never be taken for one that is."""
         return f"virtual {self.name}" + (f", {self.assumed}" if self.assumed else "")
@@ -161,7 +166,7 @@ def _families() -> dict[str, list[str]]:
     for card in CARDS:
         family, sized = re.subn(r"\d\dgb$", "", _bare(card.name))
         if sized:
-            found.setdefault(family, []).append(card.name)
+            found.setdefault(family, []).append(card.word)
     return found
 
 
@@ -184,7 +189,7 @@ def find_card(text: str) -> Card:
     sizes = _families().get(bare)
     if sizes is not None:
         raise InvalidValueError(f"{text.strip()!r} comes in more than one size; write {' or '.join(sizes)}")
-    near = dict.fromkeys(names[name].name for name in difflib.get_close_matches(bare, names, n=6, cutoff=0.5))
+    near = dict.fromkeys(names[name].word for name in difflib.get_close_matches(bare, names, n=6, cutoff=0.5))
     nearest = ", ".join(list(near)[:3] or card_names())
     raise InvalidValueError(f"no card is known as {text.strip()!r}; write a size such as 24GiB, or one of: {nearest}")
 
@@ -222,4 +227,4 @@ def parse_cards(text: str) -> tuple[Card, ...]:
 
 def card_names() -> tuple[str, ...]:
     """Return the known cards as one word each, for completion."""
-    return tuple(card.name.replace(" ", "-") for card in CARDS)
+    return tuple(card.word for card in CARDS)

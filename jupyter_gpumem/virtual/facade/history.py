@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.allocator import sizes
 from jupyter_gpumem.allocator.blocks import DEFAULT_POOL
 from jupyter_gpumem.virtual.patches import Patches
 
@@ -106,7 +107,7 @@ class History:
                 return
             keep = 1 if enabled == "state" else max_entries
             self._level, self._keeps_events = _LEVELS[context], enabled == "all"
-            self._skipped = frozenset(rest[-1]) if rest and isinstance(rest[-1], (list, tuple)) else frozenset()
+            self._skipped = frozenset(next((one for one in rest if isinstance(one, (list, tuple))), ()))
             self._events = [
                 deque(() if clear_history else events, maxlen=min(keep, sys.maxsize)) for events in self._events
             ]
@@ -143,6 +144,8 @@ class History:
     # What happens
 
     def _observe(self, event: str, device: int, address: int, size: int) -> None:
+        if not torch.cuda._initialized:
+            torch.cuda.init()  # as the first tensor does
         if event == "oom":
             self._out_of_memory(device, size)
         elif self._recording:
@@ -167,14 +170,16 @@ class History:
 
     def _out_of_memory(self, device: int, size: int) -> None:
         allocator = self._state.allocator(device)
+        rounded = sizes.round_size(size, allocator.settings.roundup_power2_divisions)
         if self._recording:
-            stream = self._state.selection.handle(device)
+            stream = self._state.memory.current_stream(device)
             frames = _python_frames() if self._level > _LEVELS["state"] else None
             self._place(stream, DEFAULT_POOL, frames)
-            self._add(device, "oom", allocator.driver.free or 0, size, stream, DEFAULT_POOL, frames)
+            self._add(device, "oom", allocator.driver.free or 0, rounded, stream, DEFAULT_POOL, frames)
         total = self._state.cards[device].total
+        tried = sizes.segment_size(rounded, allocator.large_segment_size)
         for observer in self._oom_observers:
-            observer(device, size, total if allocator.limit is None else allocator.limit, allocator.driver.free or 0)
+            observer(device, tried, total if allocator.limit is None else allocator.limit, allocator.driver.free or 0)
 
     def _watched_allocate(self, device: int, allocate: Callable[[int], int | None]) -> Callable[[int], int | None]:
         def watched(size: int) -> int | None:
