@@ -32,15 +32,16 @@ def forward(_card: Card, args: Any, results: list[Any]) -> list[int | None]:
     x, w, step, spread, groups = args[0], args[1], args[3], args[5], args[8]
     if _depthwise(w, groups):
         return []
-    if _last(x, w):
+    if channels_last(x, w):
         size = _padded(x, w) if w.size(1) < _FEW and max(w.shape[2:]) > 3 else 0
         size += 0 if w.is_contiguous(memory_format=torch.channels_last) else _bytes(w)
-    elif _pointwise(w, step) or _direct(x, w, step):
+    elif _product(x, w, step) or _direct(x, w, step):
         size = 0
+    elif max(w.shape[2:]) == 1:
+        size = _bytes(x) + _bytes(results[0])
     else:
         size = _copies(x, w)
-        half = x.dtype != torch.float32
-        if half or not (max(spread) > 1 or max(w.shape[2:]) == 1):
+        if x.dtype != torch.float32 or max(spread) == 1:
             size += _bytes(results[0])
     return [size] if size else []
 
@@ -48,14 +49,14 @@ def forward(_card: Card, args: Any, results: list[Any]) -> list[int | None]:
 def backward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
     """Return what `aten::convolution_backward` needs: for the input's gradient, then the weight's and the bias'."""
     g, x, w, step, groups, mask = args[0], args[1], args[2], args[4], args[9], args[10]
-    last = _last(x, w)
+    last = channels_last(x, w)
     events: list[int | None] = []
     if w.dim() > 3 and not g.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format):
         events.append(_bytes(g))
     whole = 0
     if not _depthwise(w, groups) and not _direct(x, w, step):
         whole = _copies(x, w) + _bytes(g) if not last else 0
-    alone = _pointwise(w, step) and g.size(1) % 4 == 0
+    alone = _product(x, w, step)
     events.append(None)
     if mask[0] and whole and not alone:
         size = _bytes(g) + _bytes(w) if args[7] and _patches(w, step) else whole
@@ -79,8 +80,9 @@ def _weight_gradient(
     single = w.numel() * _PARTIAL
     few = w.size(1) < _FEW
     if alone:
-        # One result for each picture, if rows of a picture can be read at once.
-        return single * x.size(0) if math.prod(x.shape[2:]) % 4 == 0 else _bytes(x) + _bytes(g)
+        return single * x.size(0)  # a result for each picture
+    if math.prod(w.shape[2:]) == 1 and whole:
+        return _bytes(x) + _bytes(g)
     if few and (x.dtype == torch.float32 and not whole):
         return 0
     window = math.prod(w.shape[2:])
@@ -114,7 +116,7 @@ def _padded(x: torch.Tensor, w: torch.Tensor) -> int:
     return copies if w.size(1) >= _FEW else copies * aligned // w.size(1)
 
 
-def _last(x: torch.Tensor, w: torch.Tensor) -> bool:
+def channels_last(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether PyTorch does it with channels last."""
     return w.dim() == 4 and (_channels_last(x) or _channels_last(w))
 
@@ -123,9 +125,11 @@ def _depthwise(w: torch.Tensor, groups: int) -> bool:
     return groups > 1 and w.size(1) == 1
 
 
-def _pointwise(w: torch.Tensor, step: Sequence[int]) -> bool:
-    """Whether it is a product of matrices, in any layout."""
-    return all(size == 1 for size in (*w.shape[2:], *step))
+def _product(x: torch.Tensor, w: torch.Tensor, step: Sequence[int]) -> bool:
+    """Whether it is a product of matrices for each picture, whose rows can be read four numbers at once."""
+    return (
+        all(size == 1 for size in (*w.shape[2:], *step)) and w.size(0) % 4 == 0 and math.prod(x.shape[2:]) % 4 == 0
+    )
 
 
 def _patches(w: torch.Tensor, step: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .operators import PRODUCTS, WITH_BIAS
+from .operators import LAYERS, PRODUCTS, WITH_BIAS
 from .temporaries import KERNELS, Result
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class Temporary:
         if not count or (self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes):
             return 0
         return self.fixed + round(count * (self.bytes + self.items * int(tensor.dtype.itemsize)))
+
+
+_RANDOM_STATE = 24  # bytes of a thread's
 
 
 @functools.cache
@@ -94,8 +97,6 @@ class Kernels:
         Raises:
             torch.OutOfMemoryError: the card is full.
         """
-        if name in PRODUCTS:
-            self._workspace(name, index, args)
         kernel = KERNELS.get(name)
         if kernel is not None:
             results = [Result(*one) if type(one) is tuple else None for one in shapes]
@@ -104,8 +105,18 @@ class Kernels:
             steps = [size for term in self._temporaries.get(name, ()) if (size := term.size(given))]
         for _ in range(len(shapes) - steps.count(None)):
             make()
+        if name in PRODUCTS:
+            self._workspace(name, index, args)
         if steps:
             self.memory.scratch(index, steps, make)
+
+    def dropout_state(self, index: int) -> None:
+        """Take cuDNN's state of random numbers, one for each thread of the card; it is kept."""
+        card = self.memory.cards[index]
+        key = ("cuDNN", index, 0, False)
+        if key not in self.workspaces:
+            self.memory.scratch(index, [8])
+            self.workspaces[key] = self.memory.allocate(index, card.multiprocessors * card.threads * _RANDOM_STATE)
 
     def clear_workspaces(self) -> None:
         """Give the workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""
@@ -116,7 +127,7 @@ class Kernels:
     def _workspace(self, name: str, index: int, args: Any) -> None:
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
-        if name in WITH_BIAS and args[0].dim() == 1:
+        if name in WITH_BIAS and args[0].dim() == 1 or name in LAYERS:
             self._take("cuBLASLt", index, card.cublaslt)
 
     def _take(self, library: str, index: int, size: int) -> None:

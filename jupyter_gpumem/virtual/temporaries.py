@@ -216,6 +216,21 @@ def _group_norm(_card: Card, args: Any, _results: list[Any]) -> list[int | None]
     return [size, size]
 
 
+def _encoder_layer(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+    """Return what a whole encoder layer for inference takes, one step after the other."""
+    x, first = args[0], args[15 - 1]
+    rows = x.numel() // x.size(-1)
+    size, inner = _bytes(x), rows * first.size(0) * int(x.dtype.itemsize)
+    norm = rows * _FLOAT
+    stats = [norm, norm, -norm, -norm]
+    return [
+        *(3 * size, size, size, -size, -3 * size),
+        *(size, *stats, -size),
+        *(inner, size, -inner),
+        *(None, *stats, -size, -size),
+    ]
+
+
 def _roll(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     return [_bytes(args[0])] if len(args[1]) > 1 else []
 
@@ -253,6 +268,7 @@ KERNELS: dict[str, Kernel] = {
     "_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
     "_softmax": _contiguous(0),
     "_softmax_backward_data": _whole(1),
+    "_transformer_encoder_layer_fwd": _encoder_layer,
     "all": _along(0),
     "amax": _extremum,
     "amin": _extremum,
