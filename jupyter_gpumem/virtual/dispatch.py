@@ -198,7 +198,7 @@ class Dispatcher:
             where = signature.results[at]
             results.append(self._allocate(sizes[at], index) if where is _NEW else _argument(where, args, kwargs))
 
-        self.kernels.launch(signature.name, index, tensors, sizes, args, make)
+        self.kernels.launch(signature.name, index, sizes, args, make)
         self._follow(op, signature, args, kwargs, results)
         if len(results) == 1:
             return results[0]
