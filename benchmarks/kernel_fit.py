@@ -16,7 +16,7 @@ _TENSOR = re.compile(r"^(bf|f|i|u|c|b)(\d*)\[([\d,]*)\](?:/([\d,]+))?$")
 _LIST = re.compile(r"\w+\[[\d,]*\](?:/\d+(?:,\d+)*(?!\[))?")
 _NAMES = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
 _SLACK, _TOLERANCE = 4096, 0.003
-_WORTH = 512 * 1024
+_WORTH = 64 * 1024
 _CARD = parse_cards("H200")[0]
 
 

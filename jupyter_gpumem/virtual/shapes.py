@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from jupyter_gpumem.errors import UnavailableError
 
-from . import convolutions
+from . import convolutions, reductions
 from .storages import contiguous, resize
 from .values import place
 
@@ -107,7 +107,10 @@ class Shapes:
     ) -> torch.Tensor:
         """Reduce a loss: its elements are computed aside, and the result keeps a storage that could hold them."""
         if reduction:
-            self.memory.scratch(one.get_device(), [out.numel() * out.dtype.itemsize])
+            card = self.memory.cards[one.get_device()]
+            count, size = one.numel(), int(out.dtype.itemsize)
+            sums = reductions.temporaries((count,), (1,), (), max(size, 4), card.multiprocessors, card.threads)
+            self.memory.scratch(one.get_device(), [count * size, *sums])
             resize(self.memory, out, (), ())
         return out
 

@@ -193,16 +193,20 @@ def _efficient_attention_backward(_card: Card, args: Any, _results: list[Any]) -
     return events
 
 
-def _layer_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _layer_norm_backward(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     grad, x, shape = args[0], args[1], args[2]
     copied = [_bytes(one) for one in (grad, x) if not one.is_contiguous()]
     width = math.prod(shape)
     rows = x.numel() // max(1, width)
-    if width >= 256 or rows < 64 * 1024 or not args[7][1]:
+    if rows <= 64 * 1024 or width // 32 >= card.multiprocessors // 2 or not args[7][1]:
         return copied
-    # Narrow rows: the gradients of weight and bias come from partial sums, one after the other.
-    partial = math.ceil(rows / 64) * width * _FLOAT
-    return [*copied, partial, -partial, partial, -partial]
+    # Many narrow rows: sums of 32 of them each, and then the sum of those, for weight and bias.
+    parts = -(-rows // 32)
+    part, whole = parts * width * _FLOAT, width * _FLOAT
+    size = (parts, width)
+    last = reductions.temporaries(size, (width, 1), (0,), _FLOAT, card.multiprocessors, card.threads)
+    one = [whole, *last, *(-size for size in reversed(last)), -whole]
+    return [*copied, part, part, *one, *one]
 
 
 def _group_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
