@@ -2,7 +2,7 @@
 
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .measured import DeviceUsage, Measurement, Series
-from .state import DeviceStatus, Fragmentation, RecorderStatus, Status
+from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
@@ -18,4 +18,6 @@ __all__ = [
     "Renderer",
     "Series",
     "Status",
+    "VirtualCard",
+    "VirtualStatus",
 ]

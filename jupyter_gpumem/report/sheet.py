@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from jupyter_gpumem.records import Device
+
 _TEXT_WIDTH = 118
 _NARROWEST, _SHORTEST_NAME = 40, 30
 _INDENT = _GAP = 2
@@ -36,6 +38,11 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
     bar: tuple[float, ...] = ()
+
+
+def about_virtual(device: Device) -> tuple[str, ...]:
+    """Return what every report on a device that is not there must say."""
+    return ("A virtual GPU: nothing is computed on it; its memory is modelled.",) if device.virtual else ()
 
 
 def printable(text: str) -> str:
