@@ -270,7 +270,7 @@ def front_end(here, monkeypatch):
 
 
 LINE = "%gpumem_whatif run.pickle.gz --set expandable_segments:True --set '' -j 1"
-HALF = {"text/plain": "replaying [############............] 1 of 2 settings"}
+HALF = {"text/plain": "replaying [############............] 1 of 2"}
 
 
 def test_the_report_takes_the_place_of_the_progress(front_end, slow):
@@ -323,5 +323,5 @@ def test_a_terminal_shows_progress_on_one_line(here, monkeypatch):
     outcome = here(LINE)
     assert len(outcome.displays) == 1
     assert "\n" not in terminal.getvalue()
-    assert terminal.getvalue().startswith("\rreplaying [############............] 1 of 2 settings")
+    assert terminal.getvalue().startswith("\rreplaying [############............] 1 of 2")
     assert terminal.getvalue().endswith("\r\x1b[K")
