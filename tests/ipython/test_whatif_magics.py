@@ -213,14 +213,15 @@ COMPLETIONS = {
     "%gpumem_whatif o": ["other.pickle"],
     "%gpumem_whatif -j 2 r": ["run.pickle.gz"],
     "%gpumem_whatif run.pickle.gz --s": ["--set"],
-    "%gpumem_whatif --set ": [
+    "%gpumem_whatif --set e": ["expandable_segments:"],
+    "%gpumem_whatif run.pickle.gz --set max_split": ["max_split_size_mb:"],
+    "%gpumem_whatif run.pickle.gz --set expandable_segments:": [
         "expandable_segments:True",
-        "garbage_collection_threshold:0.8",
-        "max_split_size_mb:128",
-        "roundup_power2_divisions:8",
+        "expandable_segments:False",
     ],
-    "%gpumem_whatif run.pickle.gz --set max": ["max_split_size_mb:128"],
-    "%gpumem_whatif run.pickle.gz --set expandable_segments:": ["expandable_segments:True"],
+    "%gpumem_whatif --set expandable_segments:True,roundup_power2_divisions:8": [
+        "expandable_segments:True,roundup_power2_divisions:8"
+    ],
     "r = %gpumem_whatif -o r": ["run.pickle.gz"],
 }
 

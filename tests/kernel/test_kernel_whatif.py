@@ -102,7 +102,7 @@ def test_what_is_wrong_is_one_line(kernel):
 def test_completion(kernel):
     """Tab offers actions and settings through the protocol, too."""
     assert kernel.complete("%gpumem_record sta") == ["start", "status"]
-    assert kernel.complete("%gpumem_whatif --set expandable_segments:") == ["expandable_segments:True"]
+    assert kernel.complete("%gpumem_whatif --set expandable_segments:T") == ["expandable_segments:True"]
 
 
 def test_before_torch_is_imported(fresh_kernel):
