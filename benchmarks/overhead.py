@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--rounds", type=int, default=200, help="runs of the empty cell for each variant")
-    parser.add_argument("--heavy-rounds", type=int, default=9, help="runs of the allocating cell for each variant")
+    parser.add_argument("--heavy-rounds", type=int, default=40, help="runs of the allocating cell for each variant")
     options = parser.parse_args()
 
     load_ms = statistics.median(load_time() for _ in range(5))
@@ -109,7 +109,7 @@ def table(results: dict) -> str:
         slower = row.get("allocations_ratio")
         lines.append(
             f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms"
-            + (f"{100 * (slower - 1):+20.2f} %" if slower else "")
+            + (f"{100 * (slower - 1):+14.2f} ± {100 * row['allocations_ratio_error']:.2f} %" if slower else "")
         )
     lines.append(f"%load_ext: {results['load_ext_ms']} ms")
     lines.append(f"cheapest peer that measures a cell / %%gpumem: {results['cheapest_peer_over_gpumem']}")

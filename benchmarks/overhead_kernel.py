@@ -83,22 +83,24 @@ VARIANTS = {
     "pytorch_memlab %%mlrun": (extension("pytorch_memlab"), "%%mlrun -f f\npass", "%%mlrun -f f\nf()"),
     "memory_profiler %memit": (extension("memory_profiler"), "%memit -r 1 pass", "%memit -r 1 f()"),
 }
+ALLOCATING = ("plain", "plain again", "%%gpumem", "%gpumem_auto")
 PEERS = ("ipyexperiments", "pytorch_memlab %%mlrun", "memory_profiler %memit")
+MEASURE_CELLS = ("ipyexperiments", "memory_profiler %memit")  # `%%mlrun` profiles the lines of functions it is told
 
 
 def measure(rounds: int, heavy_rounds: int) -> None:
     torch.empty(1, device=DEVICE)
     own = [name for name in VARIANTS if name not in PEERS]
     # The peers last: what they leave behind (threads, traces, a flushed cache) must not count against anybody else.
-    for names, empty_rounds, allocating_rounds in (
-        (own, rounds, heavy_rounds),
-        (PEERS, max(1, rounds // 10), 1),  # they take up to a minute a cell
+    for names, empty_rounds, allocating, allocating_rounds in (
+        (own, rounds, ALLOCATING, heavy_rounds),
+        (PEERS, max(1, rounds // 10), PEERS, 1),  # they take up to a minute a cell
     ):
         empty, failed = run_rounds(names, 1, empty_rounds)
-        heavy, failed_too = run_rounds(names, 2, allocating_rounds)
+        heavy, failed_too = run_rounds(allocating, 2, allocating_rounds)
         if names is own:
             plain_empty = statistics.median(empty["plain"] + empty["plain again"])
-            plain_heavy = [(one + other) / 2 for one, other in zip(heavy["plain"], heavy["plain again"], strict=True)]
+            plain_heavy = statistics.median(heavy["plain"] + heavy["plain again"])
         for name in names:
             errors = failed | failed_too
             results[name] = (
@@ -107,14 +109,21 @@ def measure(rounds: int, heavy_rounds: int) -> None:
                 else {
                     "empty_ms": round(1e3 * statistics.median(empty[name]), 4),
                     "empty_added_ms": round(1e3 * (statistics.median(empty[name]) - plain_empty), 4),
-                    "allocations_s": round(statistics.median(heavy[name]), 4),
-                    "allocations_ratio": round(
-                        statistics.median(took / plain for took, plain in zip(heavy[name], plain_heavy, strict=False)),
-                        5,
-                    ),
-                    "runs": [len(empty[name]), len(heavy[name])],
+                    "runs": [len(empty[name]), len(heavy.get(name, ()))],
                 }
+                | (slow_down(heavy[name], plain_heavy) if name in heavy else {})
             )
+
+
+def slow_down(seconds: list[float], plain: float) -> dict:
+    """Return the ratio to a plain cell, and the standard error that its median has by the spread of the runs."""
+    spread = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [plain, plain, plain]
+    error = 1.2533 * (spread[2] - spread[0]) / 1.349 / len(seconds) ** 0.5
+    return {
+        "allocations_s": round(statistics.median(seconds), 4),
+        "allocations_ratio": round(statistics.median(seconds) / plain, 5),
+        "allocations_ratio_error": round(error / plain, 5),
+    }
 
 
 def run_rounds(names, column: int, rounds: int) -> tuple[dict, dict]:
@@ -146,7 +155,9 @@ def finished() -> None:
     """Print the results as JSON, or nothing while there are none."""
     if len(results) < len(VARIANTS):
         return
-    peers = [results[name]["empty_added_ms"] for name in PEERS if "error" not in results.get(name, {"error": ""})]
+    peers = [
+        results[name]["empty_added_ms"] for name in MEASURE_CELLS if "error" not in results.get(name, {"error": ""})
+    ]
     own = results["%%gpumem"]["empty_added_ms"]
     device = torch.cuda.get_device_name(0) if DEVICE == "cuda" else "no GPU (CPU allocations)"
     summary = {

@@ -28,6 +28,7 @@ class NvmlDriver:
         self._nvml: Any | None = None
         self._failed = False
         self._handles: dict[Device, Any] = {}
+        self._own: dict[Device, tuple[int, int, int | None]] = {}
 
     def memory(self, device: Device) -> DriverMemory | None:
         nvml = self._started()
@@ -35,7 +36,8 @@ class NvmlDriver:
         if nvml is None or handle is None:
             return None
         try:
-            return _memory(nvml, handle)
+            total, used, free = _levels(nvml, handle)
+            return DriverMemory(total, used, free, self._own_bytes(nvml, device, handle, used), "nvml")
         except nvml.NVMLError:
             return None
 
@@ -47,7 +49,8 @@ class NvmlDriver:
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):  # one card in trouble does not hide the others
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                memory = _memory(nvml, handle)
+                total, used, free = _levels(nvml, handle)
+                memory = DriverMemory(total, used, free, _own_bytes(nvml, handle), "nvml")
                 name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
                 found.append((Device("GPU", index, name, memory.total, uuid), memory))
         return tuple(found)
@@ -58,6 +61,16 @@ class NvmlDriver:
                 self._nvml = _start()
                 self._failed = self._nvml is None
         return self._nvml
+
+    def _own_bytes(self, nvml: Any, device: Device, handle: Any, used: int) -> int | None:
+        """Return this process's bytes, listed anew when those in use on the card, or the process by a fork, changed.
+
+        The list costs twice what the levels cost. What stays unseen is that we took exactly what others gave back.
+        """
+        known = self._own.get(device)
+        if known is None or known[:2] != (os.getpid(), used):
+            known = self._own[device] = (os.getpid(), used, _own_bytes(nvml, handle))
+        return known[2]
 
     def _handle(self, nvml: Any, device: Device) -> Any | None:
         if device not in self._handles:
@@ -98,13 +111,13 @@ def _find(nvml: Any, device: Device) -> Any | None:
     return None
 
 
-def _memory(nvml: Any, handle: Any) -> DriverMemory:
+def _levels(nvml: Any, handle: Any) -> tuple[int, int, int]:
+    """Return a card's total, used and free bytes."""
     try:  # the first version of the call counts what the driver keeps for itself as used
         info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError):
         info = nvml.nvmlDeviceGetMemoryInfo(handle)
-    total = info.used + info.free
-    return DriverMemory(total=total, used=info.used, free=info.free, process=_own_bytes(nvml, handle), source="nvml")
+    return info.used + info.free, info.used, info.free
 
 
 def _own_bytes(nvml: Any, handle: Any) -> int | None:

@@ -48,6 +48,7 @@ class Nvml(types.ModuleType):
         self.broken_start = None
         self.knows_version_2 = True
         self.lists_processes = True
+        self.listings = 0
 
     def nvmlInit(self):
         self.starts += 1
@@ -90,6 +91,7 @@ class Nvml(types.ModuleType):
         return types.SimpleNamespace(total=card.total, used=card.used, free=card.total - card.used - card.reserved)
 
     def nvmlDeviceGetComputeRunningProcesses(self, card):
+        self.listings += 1
         if not self.lists_processes:
             raise NVMLError("Insufficient Permissions")
         return [types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
@@ -309,3 +311,14 @@ def test_nothing_is_imported_before_the_first_question():
     """Loading the package neither imports nor starts NVML."""
     code = "import sys, jupyter_gpumem.devices, jupyter_gpumem.measurement; sys.exit('pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_processes_are_listed_again_only_when_what_is_in_use_changed(machine):
+    """Listing is the dearest of NVML's calls, and a measured cell that allocates nothing would make it twice."""
+    card = Card("GPU-aaaa", used=5 * GiB, processes=[(ME, 3 * GiB)])
+    nvml = machine(card)
+    driver = NvmlDriver()
+    assert [driver.memory(cuda(0, "aaaa")).process for _ in range(3)] == [3 * GiB] * 3
+    assert nvml.listings == 1
+    card.used, card.processes = 6 * GiB, [(ME, 4 * GiB)]
+    assert driver.memory(cuda(0, "aaaa")).process == 4 * GiB
