@@ -1,7 +1,8 @@
 """What CUDA's kernels take from the allocator while they run, and the libraries below them for good.
 
-No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, from a
-table measured on a GPU; workspaces are taken at the first product on each stream and in each of autograd's threads.
+No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, checked
+against measurements on a GPU (`temporaries.py`); workspaces are taken at the first product on each stream and in each
+of autograd's threads.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class Kernels:
             torch.OutOfMemoryError: the card is full.
         """
         kernel = KERNELS.get(name)
-        steps: list[int | None] = []
+        steps: Sequence[int | None] = []
         if kernel is not None:
             results = [Result(*one) if type(one) is tuple else None for one in shapes]
             steps = kernel(self.memory.cards[index], args, results)
-        for _ in range(len(shapes) - steps.count(None)):
+        for _ in range(len(shapes) - list(steps).count(None)):
             make()
         if name in PRODUCTS:
             self._workspace(name, index, args)
@@ -82,7 +83,7 @@ class Kernels:
     def _workspace(self, name: str, index: int, args: Any) -> None:
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
-        if name in WITH_BIAS and args[0].dim() == 1 or name in LAYERS:
+        if (name in WITH_BIAS and args[0].dim() == 1) or name in LAYERS:
             self._take("cuBLASLt", index, card.cublaslt)
 
     def _take(self, library: str, index: int, size: int) -> None:
