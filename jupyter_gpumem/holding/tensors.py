@@ -1,0 +1,131 @@
+"""What PyTorch's objects hold: storages, gradients, autograd graphs. PyTorch is looked up, never imported first."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jupyter_gpumem.devices import loaded_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_UNUSABLE = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What tensors of unusual layouts and freed graphs answer questions with."""
+
+
+class Location(NamedTuple):
+    """A storage: the device type and index, where it lies, and its bytes as requested."""
+
+    kind: str
+    index: int
+    address: int
+    nbytes: int
+
+
+def ndarray_types() -> tuple[type, ...]:
+    """Return NumPy's array type, once somebody has imported it."""
+    found = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return () if found is None else (found,)
+
+
+def view_of_torch() -> Torch | None:
+    """Return the view of the imported PyTorch, or `None` without one."""
+    torch = loaded_torch()
+    return None if torch is None else Torch(torch)
+
+
+class Torch:
+    """PyTorch's objects as the walk sees them. Nothing is computed, copied or synchronised."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.tensor: type = torch.Tensor
+        self.strided = torch.strided
+        self.module: type = torch.nn.Module
+        optim = sys.modules.get("torch.optim")
+        self.optimizer: type | None = getattr(optim, "Optimizer", None)
+        self._storages = (torch.UntypedStorage,)
+        self._saved: dict[type, tuple[str, ...]] = {}
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Let no subclass and no mode see that attributes are read."""
+        with self._torch._C.DisableTorchFunction():
+            yield
+
+    def way(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
+        """Return the function that lists the children of a type's objects, if it is one of PyTorch's own kinds."""
+        if issubclass(kind, self.tensor):
+            return self._of_tensor
+        if self.is_node(kind):
+            return self._of_node
+        if issubclass(kind, self.module) or (self.optimizer is not None and issubclass(kind, self.optimizer)):
+            return _attributes
+        return None
+
+    def is_tensor(self, kind: type) -> bool:
+        """Whether a type's objects are tensors."""
+        return issubclass(kind, self.tensor)
+
+    def is_storage(self, kind: type) -> bool:
+        """Whether a type's objects are storages."""
+        return issubclass(kind, self._storages)
+
+    def is_node(self, kind: type) -> bool:
+        """Whether a type's objects are the nodes of autograd graphs."""
+        return hasattr(kind, "next_functions") and hasattr(kind, "_register_hook_dict")
+
+    def locate(self, item: Any) -> Location | None:
+        """Return where the storage of a tensor (or a storage itself) lies; `None` if there is no memory behind it."""
+        with contextlib.suppress(*_UNUSABLE):
+            storage = item if self.is_storage(type(item)) else item.untyped_storage()
+            device = item.device
+            if storage.device.type == "meta":  # a FakeTensor says otherwise of itself
+                return None
+            nbytes = storage.nbytes()
+            if nbytes:
+                return Location(device.type, device.index or 0, storage.data_ptr(), nbytes)
+        return None
+
+    def used_bytes(self, tensor: Any) -> int:
+        """Return how many bytes of its storage a tensor uses at most."""
+        return int(tensor.numel() * tensor.element_size())
+
+    def _of_tensor(self, tensor: Any) -> list[Any]:
+        found = gc.get_referents(tensor)
+        with contextlib.suppress(*_UNUSABLE):
+            if tensor.is_leaf or tensor.retains_grad:
+                found.append(tensor.grad)
+        with contextlib.suppress(*_UNUSABLE):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                found.append(tensor.grad_fn)
+        if tensor.layout is not self.strided:
+            found += self._parts(tensor)
+        return found
+
+    def _parts(self, tensor: Any) -> Iterator[Any]:
+        """Yield the tensors that a sparse one is made of."""
+        for name in ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices", "values"):
+            with contextlib.suppress(*_UNUSABLE):
+                yield getattr(tensor, name)()
+
+    def _of_node(self, node: Any) -> list[Any]:
+        found = gc.get_referents(node)
+        found += [following for following, _ in node.next_functions if following is not None]
+        names = self._saved.get(type(node))
+        if names is None:
+            named = (name for name in dir(type(node)) if name.startswith("_raw_saved") or name == "variable")
+            names = self._saved[type(node)] = tuple(named)
+        for name in names:
+            with contextlib.suppress(*_UNUSABLE):  # freed by a backward pass
+                saved = getattr(node, name)
+                # `data` is what lies there, without the unpacking hook being run.
+                found += [one.data for one in (saved if isinstance(saved, tuple) else (saved,)) if one is not None]
+        return found
+
+
+def _attributes(item: Any) -> list[Any]:
+    return list(vars(item).values())
