@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .recording import Recording, read_recording
     from .records import Measurement, Status
     from .tracker import Tracker
+    from .virtual.session import virtual_gpu
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOMES = {
     "read_recording": "recording",
     "record": "recorder",
     "status": "overview",
+    "virtual_gpu": "virtual.session",
     "whatif": "comparison",
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "read_recording",
     "record",
     "status",
+    "virtual_gpu",
     "whatif",
 ]
 

@@ -4,7 +4,16 @@ from .base import Backend, Driver, Stats, Watcher, counters
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
-from .registry import add_backend, backends, driver_memory, ready_devices, remove_backend, uninitialised_cards
+from .registry import (
+    add_backend,
+    backend,
+    backends,
+    driver_memory,
+    ready_devices,
+    remove_backend,
+    stand_in,
+    uninitialised_cards,
+)
 from .workspaces import WorkspaceLog
 
 __all__ = [
@@ -15,6 +24,7 @@ __all__ = [
     "Watcher",
     "WorkspaceLog",
     "add_backend",
+    "backend",
     "backends",
     "check_devices",
     "counters",
@@ -25,6 +35,7 @@ __all__ = [
     "loaded_torch",
     "ready_devices",
     "remove_backend",
+    "stand_in",
     "torch_installed",
     "uninitialised_cards",
     "versions",

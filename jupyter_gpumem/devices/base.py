@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from jupyter_gpumem.records import Device, DriverMemory
 
+VIRTUAL = "gpumem_label"
+"""The attribute of a device's properties that says what a device is called that is not there but modelled."""
+
 Stats: TypeAlias = dict[str, Any]
 """PyTorch's nested statistics: `{"allocated_bytes": {"all": {"current": 0, "peak": 0, ...}, ...}, "num_ooms": 0}`."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.records import Device, DriverMemory
 
+from .base import VIRTUAL
 from .interception import Interception, original
 from .workspaces import candidates
 
@@ -121,15 +122,18 @@ class CachingAllocator:
             properties = sys.modules["torch"].get_device_module(self.kind).get_device_properties(index)
             uuid = getattr(properties, "uuid", None)
             bus = getattr(properties, "pci_bus_id", None)
+            virtual = getattr(properties, VIRTUAL, None)
             known = self._devices[index] = Device(
                 kind=self.kind,
                 index=index,
-                name=properties.name,
+                name=properties.name if virtual is None else virtual,
                 total=properties.total_memory,
-                uuid=None if uuid is None else str(uuid),
+                # Of a card that is not there no driver can know anything: there is nothing to ask it by.
+                uuid=None if uuid is None or virtual is not None else str(uuid),
                 pci_bus_id=None
-                if bus is None
+                if bus is None or virtual is not None
                 else f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0",
+                virtual=virtual is not None,
             )
         return known
 

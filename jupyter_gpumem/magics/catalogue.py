@@ -32,6 +32,12 @@ def _device_names() -> Iterable[str]:
     return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
 
 
+def _card_names() -> Iterable[str]:
+    from jupyter_gpumem.virtual.cards import card_names
+
+    return card_names()
+
+
 EXAMPLES_OF_SETTINGS = (
     "expandable_segments:True",
     "garbage_collection_threshold:0.8",
@@ -135,4 +141,29 @@ GPUMEM_WHATIF = Magic(
     "whatif:compare",
 )
 
-MAGICS = (GPUMEM, GPUMEM_AUTO, GPUMEM_RECORD, GPUMEM_WHATIF)
+GPUMEM_VIRTUAL = Magic(
+    Options(
+        "gpumem_virtual",
+        "Give this session a virtual GPU: a CUDA device that computes nothing and costs nothing, whose memory behaves\n"
+        "as a real one's. The same code runs, every magic works on it, and beyond its memory PyTorch's own error is\n"
+        "raised. Without an argument: what is on, and where a value had to be assumed.",
+        usage=("%gpumem_virtual [on [--gpu NAME|SIZE]...|off]",),
+        examples="examples:\n"
+        "  %gpumem_virtual on                       an A100-80GB\n"
+        "  %gpumem_virtual on --gpu T4              case and separators do not matter: rtx4090, a100 80gb\n"
+        "  %gpumem_virtual on --gpu 2xA100-40GB     two of them\n"
+        "  %gpumem_virtual on --gpu 24GiB           any card of that size",
+    )
+    .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
+    .option(
+        "--gpu",
+        action="append",
+        metavar="NAME|SIZE",
+        complete=_card_names,
+        help="the card; repeatable, each is one more; default: A100-80GB",
+    )
+    .finish(),
+    "virtual:switch",
+)
+
+MAGICS = (GPUMEM, GPUMEM_AUTO, GPUMEM_RECORD, GPUMEM_VIRTUAL, GPUMEM_WHATIF)

@@ -64,6 +64,8 @@ class Session:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
+        if virtual := sys.modules.get(f"{__package__}.virtual"):
+            virtual.switch_off(self)
         if recorder := sys.modules.get("jupyter_gpumem.recorder"):
             recorder.RECORDER.close()
         if ledger := sys.modules.get("jupyter_gpumem.ledger"):

@@ -3,7 +3,7 @@
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
-from .state import DeviceStatus, Fragmentation, RecorderStatus, Status
+from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
@@ -26,4 +26,6 @@ __all__ = [
     "Series",
     "Site",
     "Status",
+    "VirtualCard",
+    "VirtualStatus",
 ]

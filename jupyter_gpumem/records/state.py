@@ -98,6 +98,37 @@ class Status(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class VirtualCard(Record):
+    """A card that is not there but modelled.
+
+    Attributes:
+        capability: compute capability, major and minor.
+        context: bytes that a process holds on it outside PyTorch's allocator.
+        context_seen: whether that was seen on such a card; otherwise it is assumed.
+        used: whether this process has used it.
+    """
+
+    device: Device
+    capability: tuple[int, int]
+    context: int
+    context_seen: bool
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStatus(Record):
+    """The virtual GPU of this process.
+
+    Attributes:
+        cards: the cards; none while it is off.
+        notes: where a value was asked for that was not computed, and what was given for it; a sentence each.
+    """
+
+    cards: tuple[VirtualCard, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RecorderStatus(Record):
     """Whether allocator events are recorded.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
-from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status
+from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status, VirtualStatus
 
 from .comparison import recorder_sheets, whatif_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
+from .virtual import virtual_sheets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     RecorderStatus: recorder_sheets,
     Series: series_sheets,
     Status: status_sheets,
+    VirtualStatus: virtual_sheets,
     WhatIf: whatif_sheets,
 }
 

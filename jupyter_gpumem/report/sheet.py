@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from jupyter_gpumem.records import Device
+
 _TEXT_WIDTH = 118
 _CELL = "padding:1px 0 1px 1.2em;text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
 _NAME = "padding:1px 0;text-align:left;white-space:nowrap"
@@ -33,6 +35,11 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
     bar: tuple[float, ...] = ()
+
+
+def about_virtual(device: Device) -> tuple[str, ...]:
+    """Return what every report on a device that is not there must say."""
+    return ("A virtual GPU: nothing is computed on it; its memory is modelled.",) if device.virtual else ()
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import format_bytes
 
-from .sheet import Sheet
+from .sheet import Sheet, about_virtual
 
 if TYPE_CHECKING:
     from jupyter_gpumem.records import DeviceStatus, Status
@@ -47,7 +47,7 @@ def _card_layers(one: DeviceStatus) -> tuple[tuple[str, int], ...]:
 
 
 def _notes(status: Status, one: DeviceStatus) -> list[str]:
-    notes = []
+    notes = [*about_virtual(one.device)]
     if one.unallocated_ratio is not None:
         text = f"Unallocated: {100 * one.unallocated_ratio:.1f} % of reserved"
         if one.fragmentation is not None:

@@ -14,14 +14,11 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 
 from jupyter_gpumem import recorder
 from jupyter_gpumem.comparison import WhatIf, whatif
-from jupyter_gpumem.devices.history import History
-from jupyter_gpumem.devices.pytorch import CachingAllocator
 from jupyter_gpumem.magics import whatif as magics
-from jupyter_gpumem.recorder import Recorder
 from jupyter_gpumem.recording import read_recording
 from jupyter_gpumem.report.progress import Progress
 from jupyter_gpumem.units import GiB
-from tests.recording_torch import RecordingTorch
+from tests.recording_torch import RecordingTorch, own_recorder
 
 DATA = Path(__file__).parents[1] / "data" / "recordings"
 RESNET = DATA / "resnet50-default.pickle.gz"
@@ -34,7 +31,7 @@ def here(cells, tmp_path, monkeypatch):
     """The cells, in a folder of their own that holds a recording `run.pickle.gz`, with a recorder of their own."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(RESNET, "run.pickle.gz")
-    own = Recorder(History(CachingAllocator("cuda")))
+    own = own_recorder()
     monkeypatch.setattr(recorder, "RECORDER", own)
     monkeypatch.setattr(magics, "RECORDER", own)
     return cells
