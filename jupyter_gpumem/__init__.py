@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .batch_size import find_batch_size
     from .comparison import WhatIf, whatif
     from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
+    from .holding import holders
+    from .letting_go import free
     from .measurement import Measure, measure
+    from .oom import explain_oom
     from .overview import status
     from .recorder import record
     from .recording import Recording, read_recording
     from .records import Measurement, Status
+    from .retrying import retry_on_oom
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
 
@@ -38,9 +43,14 @@ _HOMES = {
     "Tracker": "tracker",
     "UnavailableError": "errors",
     "WhatIf": "comparison",
+    "explain_oom": "oom",
+    "find_batch_size": "batch_size",
+    "free": "letting_go",
+    "holders": "holding",
     "measure": "measurement",
     "read_recording": "recording",
     "record": "recorder",
+    "retry_on_oom": "retrying",
     "status": "overview",
     "virtual_gpu": "virtual.session",
     "whatif": "comparison",
@@ -58,9 +68,14 @@ __all__ = [
     "Tracker",
     "UnavailableError",
     "WhatIf",
+    "explain_oom",
+    "find_batch_size",
+    "free",
+    "holders",
     "measure",
     "read_recording",
     "record",
+    "retry_on_oom",
     "status",
     "virtual_gpu",
     "whatif",

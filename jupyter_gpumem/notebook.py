@@ -32,18 +32,20 @@ class Notebook:
 
     Args:
         shell: IPython's shell, or `None` in a script.
+        error: an error that is being handled, and not kept by the session yet.
     """
 
-    def __init__(self, shell: Any = None) -> None:
+    def __init__(self, shell: Any = None, error: BaseException | None = None) -> None:
         self.shell = shell
+        self._handled = error
         self.names: dict[str, Any] = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
         self.hidden: dict[str, Any] = shell.user_ns_hidden if shell is not None else {}
 
     @classmethod
-    def current(cls) -> Notebook:
-        """Return the session of this process."""
+    def current(cls, error: BaseException | None = None) -> Notebook:
+        """Return the session of this process, with an error that is being handled, if there is one."""
         find = getattr(sys.modules.get("IPython"), "get_ipython", None)
-        return cls(find() if find is not None else None)
+        return cls(find() if find is not None else None, error)
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """Yield the user's own names and what they are bound to."""
@@ -91,9 +93,14 @@ class Notebook:
         if result is not None:
             yield vars(result), "result", "the last cell's result"
 
-    def drop_outputs(self, values: Iterable[Any]) -> None:
-        """Forget displayed values in every place; others stay, and the user's own names too."""
-        gone = {id(value) for value in values}
+    def drop_outputs(self, names: Iterable[str]) -> None:
+        """Forget displayed values in every place; others stay, and the user's own names too.
+
+        Args:
+            names: what `Output.name` calls them.
+        """
+        wanted = frozenset(names)
+        gone = {id(output.value) for output in self.outputs() if output.name in wanted}
         for place, key, _ in list(self._output_places()):
             if key in place and id(place[key]) in gone:
                 if key in _UNDERSCORES or key == "result":
@@ -105,7 +112,7 @@ class Notebook:
     def exceptions(self) -> list[BaseException]:
         """Return the last error and every one chained to it or grouped in it, as far as the notebook keeps them."""
         result = getattr(self.shell, "last_execution_result", None)
-        kept = [getattr(sys, name, None) for name in _LAST]
+        kept = [self._handled, *(getattr(sys, name, None) for name in _LAST)]
         kept += [getattr(result, name, None) for name in ("error_in_exec", "error_before_exec")]
         return chained(*(error for error in kept if isinstance(error, BaseException)))
 
@@ -145,6 +152,33 @@ class Notebook:
         result = getattr(self.shell, "last_execution_result", None)
         if result is not None and (result.error_in_exec or result.error_before_exec):
             self.shell.last_execution_result = None
+        if self.shell is not None:
+            _explain_debug(self.shell)
+
+
+_RELEASED = "%debug: the last error's frames were released by gpumem; run the failing cell again to debug it"
+
+
+def _explain_debug(shell: Any) -> None:
+    """Let `%debug` say why there is nothing to debug, until there is a new error or `restore_debug`."""
+    restore_debug(shell)
+    original = shell.debugger
+
+    def debugger(force: bool = False) -> Any:  # noqa: FBT001, FBT002 - IPython's signature
+        if getattr(sys, "last_traceback", None) is None:
+            print(_RELEASED, file=sys.stderr)  # noqa: T201 - where IPython says that there is no traceback
+            return None
+        restore_debug(shell)
+        return original(force=force)
+
+    debugger.released = True  # type: ignore[attr-defined]
+    shell.debugger = debugger
+
+
+def restore_debug(shell: Any) -> None:
+    """Give `%debug` back to IPython."""
+    if getattr(vars(shell).get("debugger"), "released", False):
+        del shell.debugger
 
 
 def chained(*errors: BaseException) -> list[BaseException]:

@@ -1,6 +1,7 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
 from .base import Backend, Driver, Stats, Watcher, counters
+from .context import check_context, find_context_again, lose_context, lost_context, sticky_error
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
@@ -26,16 +27,21 @@ __all__ = [
     "add_backend",
     "backend",
     "backends",
+    "check_context",
     "check_devices",
     "counters",
     "device_labels",
     "driver_memory",
     "explain_absence",
     "explain_unused",
+    "find_context_again",
     "loaded_torch",
+    "lose_context",
+    "lost_context",
     "ready_devices",
     "remove_backend",
     "stand_in",
+    "sticky_error",
     "torch_installed",
     "uninitialised_cards",
     "versions",

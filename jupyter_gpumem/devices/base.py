@@ -73,6 +73,12 @@ class Backend(Protocol):
     def workspaces(self, index: int) -> dict[int, int]:
         """Return `{address: bytes}` of the library workspaces kept for the life of the process. Milliseconds."""
 
+    def empty_cache(self, index: int) -> None:
+        """Give unused cached memory back to the driver; PyTorch does so on all devices of a kind at once."""
+
+    def set_limit(self, index: int, limit: int | None) -> None:
+        """Let this process reserve no more than so many bytes; `None` takes the cap away."""
+
     def watch(self, watcher: Watcher) -> Callable[[], None] | None:
         """Let `watcher` see the user's reads and resets from now on.
 

@@ -164,6 +164,9 @@ class FakeBackend:
     def limit(self, index: int) -> int | None:  # noqa: ARG002
         return None
 
+    def set_limit(self, index: int, limit: int | None) -> None:
+        """Do nothing: there is no cap."""
+
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}
 

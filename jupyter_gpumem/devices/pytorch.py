@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.records import Device, DriverMemory
 
 from .base import VIRTUAL
+from .context import lost_context
 from .interception import Interception, original
 from .workspaces import candidates
 
@@ -46,6 +47,9 @@ def torch_installed() -> bool:
 
 def explain_absence() -> str | None:
     """Return in one sentence why no device memory can be measured in this process, or `None` if it can (or may yet)."""
+    lost = lost_context()
+    if lost is not None:
+        return lost
     torch = loaded_torch()
     if torch is None:
         if torch_installed():
@@ -100,7 +104,7 @@ class CachingAllocator:
     def _module(self) -> Any | None:
         """Return `torch.cuda` or `torch.xpu` once it is initialised in this very process, else `None`."""
         module = getattr(loaded_torch(), self.kind, None)
-        return module if module is not None and module.is_initialized() else None
+        return module if module is not None and module.is_initialized() and lost_context() is None else None
 
     def ready(self) -> Sequence[int]:
         module = self._module()
@@ -177,6 +181,17 @@ class CachingAllocator:
         total = self.device(index).total
         return int(fraction * total) if fraction < 1.0 and total else None
 
+    def empty_cache(self, index: int) -> None:  # noqa: ARG002
+        module = self._module()
+        if module is not None:
+            module.empty_cache()
+
+    def set_limit(self, index: int, limit: int | None) -> None:
+        total = self.device(index).total
+        module = self._module()
+        if module is not None and total:
+            module.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total), index)
+
     def workspaces(self, index: int) -> dict[int, int]:
         torch = loaded_torch()
         if torch is None or self.kind != "cuda":
@@ -238,6 +253,16 @@ class MpsAllocator:
 
     def limit(self, index: int) -> int | None:  # noqa: ARG002
         return None
+
+    def empty_cache(self, index: int) -> None:  # noqa: ARG002
+        module = self._module()
+        if module is not None:
+            module.empty_cache()
+
+    def set_limit(self, index: int, limit: int | None) -> None:  # noqa: ARG002
+        module, total = self._module(), self.device(0).total
+        if module is not None and total:
+            module.set_per_process_memory_fraction(2.0 if limit is None else limit / total)
 
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}

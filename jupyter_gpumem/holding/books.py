@@ -38,8 +38,9 @@ class Block:
 
 @dataclass(slots=True)
 class Storage:
-    """A storage that was found: its bytes as allocated, and the numbers of the objects that show it."""
+    """A storage that was found: where, its bytes as allocated, and the numbers of the objects that show it."""
 
+    address: int
     allocated: int
     outside: bool
     items: list[int] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Ledger:
         self.storages: dict[int, Storage] = {}
         self._addresses = [block.address for block in self.blocks]
         for number, place in located.items():
-            if place.kind == backend.kind and place.index == index:
+            if place.kind == backend.kind and place.ordinal == index:
                 self._enter(number, place)
 
     def _enter(self, number: int, place: Location) -> None:
@@ -74,7 +75,7 @@ class Ledger:
         storage = self.storages.get(key)
         if storage is None:
             size = block.size if block is not None else -(-place.nbytes // 512) * 512
-            storage = self.storages[key] = Storage(size, outside=self.known and block is None)
+            storage = self.storages[key] = Storage(key, size, outside=self.known and block is None)
         storage.items.append(number)
 
     def block_at(self, address: int) -> Block | None:
@@ -185,9 +186,11 @@ def _note_on_views(objects: list[Any], storage: Storage) -> str | None:
             return None
         used = max(torch.used_bytes(tensor) for tensor in tensors)
     share = used / storage.allocated
-    if share >= _A_SMALL_PART or storage.allocated <= 512:  # noqa: PLR2004 - the smallest allocation
+    if share >= _A_SMALL_PART or storage.allocated <= 512:
         return None
-    return f"uses {100 * share:.2g} % of its storage of {format_bytes(storage.allocated)}: a clone would let the rest go"
+    return (
+        f"uses {100 * share:.2g} % of its storage of {format_bytes(storage.allocated)}: a clone would let the rest go"
+    )
 
 
 def _sites(blocks: list[Block]) -> tuple[Site, ...]:

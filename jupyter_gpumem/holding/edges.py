@@ -43,6 +43,11 @@ ATOMS: frozenset[type] = frozenset(
 """Types whose instances hold nothing that could lead to device memory, but through a whole module."""
 
 
+def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a type. Unlike `isinstance`, this does not ask the object: a lazy proxy stays asleep."""
+    return issubclass(type(item), kinds)
+
+
 class Edges:
     """The children of any object. What a type's objects refer to is decided once for each type.
 
@@ -63,7 +68,7 @@ class Edges:
             found = self._ways[kind] = self._find(kind)
             return found
 
-    def _find(self, kind: type) -> Children | None:  # noqa: PLR0911 - one line for each case
+    def _find(self, kind: type) -> Children | None:
         if self._torch is not None and (way := self._torch.way(kind)) is not None:
             return way
         if issubclass(kind, (weakref.ref, types.ModuleType)):
@@ -80,15 +85,14 @@ class Edges:
 
     def _of_class(self, kind: type) -> Iterable[Any]:
         if self.classes or kind.__module__ == "__main__":
-            return [value for value in gc.get_referents(kind) if not isinstance(value, tuple)]
+            return [value for value in gc.get_referents(kind) if type(value) is not tuple]
         return ()
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
     """Return what a function keeps for itself: not its module's names, which it shares with all others there."""
-    own = gc.get_referents(function)
-    shared = function.__globals__
-    return [value for value in own if value is not shared]
+    own: tuple[Any, ...] = (*(function.__closure__ or ()), *(function.__defaults__ or ()))
+    return [*own, function.__kwdefaults__, function.__dict__]
 
 
 def _of_frame(frame: types.FrameType) -> list[Any]:
@@ -104,7 +108,8 @@ def _of_array(array: Any) -> Iterable[Any]:
     """Return the elements of a NumPy array of objects, which the garbage collector does not see."""
     if not array.dtype.hasobject:
         return ()
-    return array.flat if array.dtype == object else array.tolist()
+    elements: Iterable[Any] = array.flat if array.dtype == object else array.tolist()
+    return elements
 
 
 _OPTIMIZED = 0x1
@@ -134,6 +139,6 @@ _OURS_ALONE = 3  # the frame, `found` and the argument
 
 def function_name(function: Any) -> str:
     """Return how a function, a bound method, a partial or a cached function is called."""
-    while isinstance(function, (functools.partial, types.MethodType)):
-        function = function.func if isinstance(function, functools.partial) else function.__func__
+    while is_a(function, (functools.partial, types.MethodType)):
+        function = function.func if is_a(function, functools.partial) else function.__func__
     return str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .walk import Walk
 
+_AT_ONCE = 20_000
+"""Objects whose references are listed by one call: there are millions of them, and a list of all takes memory."""
 
-def tracked_tensors(walk: Walk, tensor: type) -> list[Any]:
-    """Return the tensors with a Python object that the walk did not reach. By type alone: proxies are not touched."""
-    return [item for item in gc.get_objects() if issubclass(type(item), tensor) and walk.number(item) is None]
+
+def unreached(walk: Walk, tensor: type) -> list[Any]:
+    """Return the device tensors that the walk did not reach. Looked for by type: lazy proxies are not touched."""
+    everything = gc.get_objects()
+    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, tensor)}
+    found = [item for item in everything if type(item) in kinds]
+    return [item for item in found if walk.number(item) is None and walk.lies_on_a_device(item)]
+
+
+def any_unreached(walk: Walk, tensor: type) -> bool:
+    """Whether there are any; keeps none of them."""
+    return bool(unreached(walk, tensor))
 
 
 def unreachable(walk: Walk) -> list[Any]:
@@ -22,22 +36,26 @@ def unreachable(walk: Walk) -> list[Any]:
     reference count; what has some left is held from elsewhere, and so is everything that it reaches.
     """
     rest = [item for item in gc.get_objects() if walk.number(item) is None]
+    inside: Counter[int] = Counter()
+    for referents in _referents(rest):
+        inside.update(map(id, referents))
+    del referents
     own = _references_of_ours()
-    counts = {id(item): sys.getrefcount(item) - own for item in rest}
-    counts.pop(id(rest), None)
-    for item in rest:
-        for child in gc.get_referents(item):
-            if id(child) in counts:
-                counts[id(child)] -= 1
-    held = {key for key, count in counts.items() if count > 0}
-    waiting = [item for item in rest if id(item) in held]
-    while waiting:
-        for child in gc.get_referents(waiting.pop()):
-            key = id(child)
-            if key in counts and key not in held:
-                held.add(key)
-                waiting.append(child)
-    return [item for item in rest if id(item) in counts and id(item) not in held]
+    doubtful = {id(item): item for item in rest if sys.getrefcount(item) - own <= inside[id(item)]}
+    frontier = [item for item in rest if id(item) not in doubtful]
+    del rest
+    while frontier:
+        reached: dict[int, Any] = {}
+        for referents in _referents(frontier):
+            for key in set(map(id, referents)) & doubtful.keys():
+                reached[key] = doubtful.pop(key)
+        frontier = list(reached.values())
+    return list(doubtful.values())
+
+
+def _referents(items: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield gc.get_referents(*items[start : start + _AT_ONCE])
 
 
 def _references_of_ours() -> int:

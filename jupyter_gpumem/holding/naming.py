@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .edges import function_name, local_names
+from .edges import function_name, is_a, local_names
 from .tensors import ndarray_types, view_of_torch
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def describe(item: Any) -> str:
         return f"{kind.__name__} of {len(item)}"
     if kind in ndarray_types():
         return f"array of shape {tuple(item.shape)}"
-    if isinstance(item, types.FunctionType):
+    if is_a(item, types.FunctionType):
         return f"function {function_name(item)}"
     return kind.__name__
 
@@ -46,7 +47,7 @@ def path_text(name: str, path: Sequence[Any]) -> str:
         path: the objects from there to the end.
     """
     writer = _Writer(name)
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in itertools.pairwise(path):
         writer.step(before, after)
     return writer.text
 
@@ -69,65 +70,65 @@ class _Writer:
                 self.text, self._in_graph = f"the autograd graph of {self.text}", True
             return
         if torch is not None and torch.is_node(type(parent)):
-            if not isinstance(child, (dict, tuple, list)):
+            if not is_a(child, (dict, tuple, list)):
                 self.text += f", saved by {type(parent).__name__}"
             return
-        if isinstance(parent, dict):
+        if is_a(parent, dict):
             self._key(parent, child, owner)
-        elif isinstance(child, dict) and child is getattr(parent, "__dict__", None):
+        elif is_a(child, dict) and child is getattr(parent, "__dict__", None):
             self._owner = parent
         else:
             self._other(parent, child)
 
     def _key(self, parent: Mapping[Any, Any], child: Any, owner: Any) -> None:
         key = _key_of(parent, child)
-        if owner is not None and isinstance(key, str):
+        if owner is not None and is_a(key, str):
             self._attribute(owner, key, child)
-        elif isinstance(owner, str):
-            return
+        elif is_a(owner, threading.local):
+            self._owner = owner  # a dict of dicts, one for each thread
         elif key is _NONE:
             self.text += " (a key)"
-        elif isinstance(key, _PLAIN):
+        elif is_a(key, _PLAIN):
             self.text += f"[{key!r:.{_LONGEST_KEY}}]"
         else:
             self.text += f"[{_label(key)}]"
 
     def _attribute(self, owner: Any, name: str, child: Any) -> None:
-        if name in _MODULE_DICTS and isinstance(child, dict):
+        if name in _MODULE_DICTS and is_a(child, dict):
             self._owner = owner  # `model.fc`, as PyTorch names it, not `model._modules['fc']`
         else:
             self.text += f".{name}"
 
-    def _other(self, parent: Any, child: Any) -> None:  # noqa: C901, PLR0912 - one case for each kind of object
-        if isinstance(parent, (list, tuple, deque)):
+    def _other(self, parent: Any, child: Any) -> None:  # noqa: C901 - one case for each kind of object
+        if is_a(parent, (list, tuple, deque)):
             self.text += f"[{_index_of(parent, child)}]"
-        elif isinstance(parent, types.FunctionType):
+        elif is_a(parent, types.FunctionType):
             self._function(parent, child)
-        elif isinstance(parent, types.CellType):
+        elif is_a(parent, types.CellType):
             return
-        elif isinstance(parent, types.MethodType):
+        elif is_a(parent, types.MethodType):
             self.text += ".__self__" if child is parent.__self__ else ""
-        elif isinstance(parent, functools.partial):
+        elif is_a(parent, functools.partial):
             self.text += f" (an argument of partial {function_name(parent)})"
         elif hasattr(type(parent), "cache_info"):
             self.text += " (a cached result)"
-        elif isinstance(parent, types.FrameType):
+        elif is_a(parent, types.FrameType):
             self._local(parent, child)
-        elif isinstance(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        elif is_a(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
             frame = getattr(parent, "gi_frame", None) or getattr(parent, "cr_frame", None)
             frame = frame or getattr(parent, "ag_frame", None)
             if frame is not None and child is not frame:
                 self._local(frame, child)
-        elif isinstance(parent, BaseException):
-            if not isinstance(child, (BaseException, types.TracebackType)):
+        elif is_a(parent, BaseException):
+            if not is_a(child, (BaseException, types.TracebackType)):
                 self.text += " (an argument of the exception)"
-        elif isinstance(parent, types.TracebackType):
+        elif is_a(parent, types.TracebackType):
             return
-        elif isinstance(parent, threading.local):
-            self._owner = ""  # dicts of dicts, one for each thread
+        elif is_a(parent, threading.local):
+            self._owner = parent
         elif type(parent) in ndarray_types():
             self.text += f"[{_position(parent, child)}]"
-        elif isinstance(parent, (set, frozenset)):
+        elif is_a(parent, (set, frozenset)):
             self.text += " (an element)"
         else:
             self._instance(parent, child)
@@ -138,19 +139,21 @@ class _Writer:
             self._attribute(parent, name, child)
         elif self._torch is not None and self._torch.is_tensor(type(parent)):
             with self._torch.undisturbed():
-                self.text += ".grad" if parent.is_leaf and parent.grad is child else " (a part of it)"
-        elif not isinstance(child, type):
+                self.text += self._part(parent, child)
+        elif not is_a(child, type):
             self.text += f" (in a {type(parent).__name__})"
+
+    def _part(self, tensor: Any, child: Any) -> str:
+        if tensor._base is child:
+            return " (a view)"
+        return ".grad" if tensor.is_leaf and tensor.grad is child else " (a part of it)"
 
     def _function(self, function: types.FunctionType, child: Any) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             if cell is child:
                 self.text += f" (closure variable {name} of {function_name(function)})"
                 return
-        if child is function.__closure__:
-            self._owner = None
-            return
-        self.text += f" (a default of {function_name(function)})" if child is function.__defaults__ else ""
+        self.text += f" (a default of {function_name(function)})" if child is not function.__dict__ else ""
 
     def _local(self, frame: types.FrameType, child: Any) -> None:
         names = local_names(frame)
@@ -199,7 +202,7 @@ def _position(array: Any, child: Any) -> str:
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes an instance stores, without running a property."""
     own = getattr(item, "__dict__", None)
-    if isinstance(own, dict):
+    if own is not None and is_a(own, dict):
         yield from list(own.items())
     for kind in type(item).__mro__:
         slots = vars(kind).get("__slots__", ())

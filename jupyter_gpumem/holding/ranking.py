@@ -70,6 +70,7 @@ class Ranking:
         self.walk, self.roots = walk, roots
         self.reached: dict[int, dict[int, Reach]] = defaultdict(dict)
         self._torch = view_of_torch()
+        self._states: set[int] = set()
         self._useful = _leading_to(walk, walk.located)
         self._spread()
 
@@ -114,8 +115,11 @@ class Ranking:
             return (_BORROWED if hasattr(kind, "variable") else _STEP), ""
         if torch.is_tensor(kind) and torch.is_node(type(item)):
             return _GRAPH, "graph"
-        if torch.optimizer is not None and issubclass(kind, torch.optimizer) and item is parent.param_groups:
-            return _BORROWED, ""
+        if torch.optimizer is not None and issubclass(kind, torch.optimizer):
+            self._states.add(id(parent.state))
+            return (_BORROWED if item is parent.param_groups else _STEP), ""
+        if id(parent) in self._states and torch.is_tensor(type(item)):
+            return _BORROWED, ""  # the parameter is the key of its own state
         if issubclass(kind, torch.module) and any(item is vars(parent).get(name) for name in _HOOKS):
             return _HOOK, "hook"
         return _STEP, ""

@@ -39,7 +39,7 @@ _MACHINERY = frozenset(
 """Packages whose running functions are the notebook itself, or we."""
 
 
-def collect(notebook: Notebook, walk: Walk) -> list[Root]:
+def of_names(notebook: Notebook, walk: Walk) -> list[Root]:
     """Let the walk reach everything from names, outputs, the last error and running functions; returns the roots."""
     roots: list[Root] = []
 
@@ -60,13 +60,13 @@ def collect(notebook: Notebook, walk: Walk) -> list[Root]:
     return roots
 
 
-def modules(walk: Walk) -> list[Root]:
+def of_modules(notebook: Notebook, walk: Walk) -> list[Root]:
     """Let the walk reach everything from the modules of the process; returns the roots."""
     ours = __name__.partition(".")[0]
     roots = [
         Root("module", f"module {name}", 4, walk.enter(list(vars(module).values())))
         for name, module in list(sys.modules.items())
-        if name != "__main__" and name.partition(".")[0] != ours and isinstance(getattr(module, "__dict__", None), dict)
+        if name.partition(".")[0] != ours and getattr(module, "__dict__", notebook.names) is not notebook.names
     ]
     walk.expand(classes=True)
     return roots

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .books import Storage
 
-_CYCLE, _OTHER = 5, 6
+_CYCLE, _CYCLE_PART, _OTHER = 5, 6, 7
 """Ranks of what no name reaches, after those of `roots`."""
 
 
@@ -46,7 +46,9 @@ class Survey:
     def record(self) -> Holders:
         """Return the books of every device."""
         return Holders(
-            devices=tuple(close_books(backend, index, ledger, self.ranking) for backend, index, ledger in self._books()),
+            devices=tuple(
+                close_books(backend, index, ledger, self.ranking) for backend, index, ledger in self._books()
+            ),
             visited=len(self.ranking.walk.objects),
             complete=self.complete,
         )
@@ -86,10 +88,10 @@ def survey(
     check_devices(only)
     ready = [key for key in ready_devices() if only is None or f"{key[0].kind}:{key[1]}" in only]
     walk = Walk(_barred(notebook), {backend.kind for backend, _ in ready}, budget)
-    found = roots.collect(notebook, walk) if ready else []
+    found = roots.of_names(notebook, walk) if ready else []
     torch = view_of_torch()
     if torch is not None and ready and walk.complete:
-        found += _beyond_names(walk, torch.tensor)
+        found += _beyond_names(notebook, walk, torch.tensor)
     return Survey(
         Ranking(walk, found),
         {f"{backend.kind}:{index}": (backend, index, Ledger(backend, index, walk.located)) for backend, index in ready},
@@ -97,34 +99,26 @@ def survey(
     )
 
 
-def _beyond_names(walk: Walk, tensor: type) -> list[Root]:
+def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
     """Return the roots of tensors that have a Python object and no name: of modules, of garbage, of others."""
-    found: list[Root] = []
-    if not _on_devices(walk, garbage.tracked_tensors(walk, tensor)):
-        return found
-    found += roots.modules(walk)
-    rest = garbage.tracked_tensors(walk, tensor)
-    if not walk.complete or not _on_devices(walk, rest):
+    if not garbage.any_unreached(walk, tensor):
+        return []
+    found = roots.of_modules(notebook, walk)
+    if not walk.complete or not garbage.any_unreached(walk, tensor):
         return found
     lost = garbage.unreachable(walk)
     gone = {id(item) for item in lost}
     parts = {id(part) for item in lost if _is_module(item) for part in vars(item).get("_modules", {}).values()}
-    owners = [item for item in lost if _may_own(item)]
-    owners.sort(key=lambda item: (id(item) in parts, not _is_module(item)))
-    for item in owners:
-        found.append(Root("cycle", f"garbage: {type(item).__name__}", _CYCLE, walk.enter([item])))
-    found += [Root("cycle", "garbage", _CYCLE, walk.enter([item])) for item in rest if id(item) in gone]
-    found += [
-        Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
-        for item in rest
-        if id(item) not in gone
-    ]
+    for item in filter(_may_own, lost):
+        rank = _CYCLE if _is_module(item) and id(item) not in parts else _CYCLE_PART
+        found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
+    for item in garbage.unreached(walk, tensor):
+        if id(item) in gone:
+            found.append(Root("cycle", "garbage", _CYCLE_PART, walk.enter([item])))
+        else:
+            found.append(Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item])))
     walk.expand()
     return found
-
-
-def _on_devices(walk: Walk, tensors: list[Any]) -> bool:
-    return any(walk.lies_on_a_device(tensor) for tensor in tensors)
 
 
 def _is_module(item: Any) -> bool:

@@ -17,10 +17,10 @@ _UNUSABLE = (AttributeError, NotImplementedError, RuntimeError, TypeError, Value
 
 
 class Location(NamedTuple):
-    """A storage: the device type and index, where it lies, and its bytes as requested."""
+    """A storage: the device type and PyTorch's index, where it lies, and its bytes as requested."""
 
     kind: str
-    index: int
+    ordinal: int
     address: int
     nbytes: int
 
@@ -96,6 +96,8 @@ class Torch:
 
     def _of_tensor(self, tensor: Any) -> list[Any]:
         found = gc.get_referents(tensor)
+        with contextlib.suppress(*_UNUSABLE):
+            found.append(tensor._base)
         with contextlib.suppress(*_UNUSABLE):
             if tensor.is_leaf or tensor.retains_grad:
                 found.append(tensor.grad)

@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .edges import ATOMS, Edges
+from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Walk:
         edges, waiting, objects, children, enter = self._edges, self._waiting, self.objects, self.children, self.enter
         if classes and not edges.classes:
             edges.classes = True
-            waiting.extend(number for number, item in enumerate(objects) if isinstance(item, type))
+            waiting.extend(number for number, item in enumerate(objects) if is_a(item, type))
         with self._torch.undisturbed() if self._torch is not None else contextlib.nullcontext():
             while waiting:
                 if len(objects) > self._budget:
@@ -93,6 +93,17 @@ class Walk:
             location = torch.locate(item)
             if location is not None and location.kind in self._kinds:
                 self.located[number] = location
+
+    def reachable(self, starts: Iterable[int]) -> set[int]:
+        """Return the numbers of what can be reached from some of the objects, themselves included."""
+        found = set(starts)
+        waiting = list(found)
+        while waiting:
+            for child in self.children[waiting.pop()]:
+                if child not in found:
+                    found.add(child)
+                    waiting.append(child)
+        return found
 
     def lies_on_a_device(self, tensor: Any) -> bool:
         """Whether a tensor, reached or not, has memory on a device that counts."""

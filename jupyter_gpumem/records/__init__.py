@@ -3,10 +3,12 @@
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
+from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomText, Trial
 from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
+    "BatchSize",
     "Chain",
     "Counters",
     "Device",
@@ -14,10 +16,14 @@ __all__ = [
     "DeviceStatus",
     "DeviceUsage",
     "DriverMemory",
+    "FailedAttempt",
     "Fragmentation",
     "Holder",
     "Holders",
     "Measurement",
+    "OomAction",
+    "OomExplanation",
+    "OomText",
     "Record",
     "RecorderStatus",
     "ReleaseStep",
@@ -26,6 +32,7 @@ __all__ = [
     "Series",
     "Site",
     "Status",
+    "Trial",
     "VirtualCard",
     "VirtualStatus",
 ]

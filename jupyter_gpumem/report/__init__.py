@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
-from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status, VirtualStatus
+from jupyter_gpumem.records import (
+    Chain,
+    Holders,
+    Measurement,
+    OomExplanation,
+    Record,
+    RecorderStatus,
+    Released,
+    Series,
+    Status,
+    VirtualStatus,
+)
 
 from .comparison import recorder_sheets, whatif_sheets
+from .holding import chain_sheets, holders_sheets, released_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
+from .oom import oom_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
@@ -31,8 +44,12 @@ __all__ = [
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
+    Chain: chain_sheets,
+    Holders: holders_sheets,
     Measurement: measurement_sheets,
+    OomExplanation: oom_sheets,
     RecorderStatus: recorder_sheets,
+    Released: released_sheets,
     Series: series_sheets,
     Status: status_sheets,
     VirtualStatus: virtual_sheets,

@@ -78,10 +78,17 @@ def test_only_the_ledger_resets_peaks():
     assert not any(calls(name) for name in names)
 
 
-def test_nothing_synchronises_collects_or_empties():
+def test_nothing_synchronises_or_initialises():
     """Measuring must not change what it measures."""
-    for name in ("synchronize", "empty_cache", "collect", "init", "_lazy_init"):
+    for name in ("synchronize", "init", "_lazy_init"):
         assert calls(name) == [], name
+
+
+def test_only_what_lets_go_collects_and_empties():
+    """Garbage is collected and caches are emptied where the user asked for it, and nowhere else."""
+    asked = {"letting_go.py", "retrying.py"}
+    assert {file for file, _ in calls("empty_cache")} == asked | {"devices/pytorch.py"}
+    assert {file for file, _ in calls("collect")} <= asked
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
