@@ -171,8 +171,8 @@ class _Search:
         leaks = self.leaks()
         if leaks is not None:
             yield (
-                f"fn leaks: each trial leaves about {format_bytes(leaks)} behind, and a fresh process may run more than "
-                f"{best}; %gpumem_who says who holds it"
+                f"fn leaks: each trial leaves about {format_bytes(leaks)} behind, and a fresh process may run more "
+                f"than {best}; %gpumem_who says who holds it"
             )
         elif self.trials and self.trials[-1].left >= _A_LEAK:
             yield f"fn keeps {format_bytes(self.trials[-1].left)} from its first run on (optimizer state, buffers)"

@@ -50,19 +50,24 @@ def free(
     names, kept_errors = _found(notebook)
     steps: list[ReleaseStep] = []
 
-    def take(step: str, what: str, act: Callable[[], object]) -> None:
-        allocated, reserved = _levels()
-        act()
-        now = _levels()
-        steps.append(ReleaseStep(step, what, allocated - now[0], reserved - now[1]))
+    def take(step: str, what: str, act: Callable[[], object], already: tuple[int, int] = (0, 0)) -> None:
+        returned = _returned(act)
+        steps.append(ReleaseStep(step, what, returned[0] + already[0], returned[1] + already[1]))
 
+    def let_go_of_error() -> None:
+        notebook.drop_error(kept_errors)
+        kept_errors.clear()
+        gc.collect()  # IPython's traceback leaves the frames it has shown in cycles (`FrameInfo` and its `Line`s)
+
+    # What was garbage before is not the error's: it is swept first, and counted where it belongs.
+    swept = _returned(gc.collect) if cycles else (0, 0)
     if errors and (what := _error_text(notebook)):
-        take("last error", what, lambda: notebook.drop_error(kept_errors))
+        take("last error", what, let_go_of_error)
     kept_errors.clear()
     if outputs and names:
         take("outputs", ", ".join(names), lambda: notebook.drop_outputs(names))
     if cycles:
-        take("cycles", "garbage in reference cycles", gc.collect)
+        take("cycles", "garbage in reference cycles", gc.collect, swept)
     if cache:
         take("unused cache", "segments without live tensors", _empty_caches)
     allocated, reserved = _levels()
@@ -95,6 +100,14 @@ def _error_text(notebook: Notebook) -> str | None:
         return None
     text = type(errors[0]).__name__ if errors else "an error"
     return f"{text} and {len(errors) - 1} chained to it" if len(errors) > 1 else text
+
+
+def _returned(act: Callable[[], object]) -> tuple[int, int]:
+    """Return the allocated and reserved bytes that came back while something was done."""
+    allocated, reserved = _levels()
+    act()
+    now = _levels()
+    return allocated - now[0], reserved - now[1]
 
 
 def _levels() -> tuple[int, int]:

@@ -121,9 +121,10 @@ def close_books(backend: Backend, index: int, ledger: Ledger, ranking: Ranking) 
         (root, (_, route, number)), *others = holding.items()
         line = lines[root, route]
         line.storages.append((number, storage))
-        if not others:
+        strangers = [other for other, _ in others if ranking.roots[other].group != ranking.roots[root].group]
+        if not strangers:
             line.alone += storage.allocated
-        for other, _ in others:
+        for other in strangers:
             line.also[other] = line.also.get(other, 0) + storage.allocated
     unnamed = ledger.unnamed()
     private = sum(block.size for block in unnamed if block.private)

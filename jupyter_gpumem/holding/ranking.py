@@ -46,6 +46,11 @@ class Root:
     rank: int
     items: list[int] = field(default_factory=list)
 
+    @property
+    def group(self) -> str:
+        """What goes together when it goes: the last error with all its frames, all garbage; otherwise the name."""
+        return self.kind if self.kind in {"error", "cycle"} else f"{self.kind} {self.name}"
+
 
 class Reach(NamedTuple):
     """How a root reaches an object: the cost, whether through a graph or a hook, and the object before it."""

@@ -87,16 +87,17 @@ def survey(
     only = device_labels(devices)
     check_devices(only)
     ready = [key for key in ready_devices() if only is None or f"{key[0].kind}:{key[1]}" in only]
-    walk = Walk(_barred(notebook), {backend.kind for backend, _ in ready}, budget)
-    found = roots.of_names(notebook, walk) if ready else []
-    torch = view_of_torch()
-    if torch is not None and ready and walk.complete:
-        found += _beyond_names(notebook, walk, torch.tensor)
-    return Survey(
-        Ranking(walk, found),
-        {f"{backend.kind}:{index}": (backend, index, Ledger(backend, index, walk.located)) for backend, index in ready},
-        walk.complete,
-    )
+    with garbage.collector_paused():
+        walk = Walk(_barred(notebook), {backend.kind for backend, _ in ready}, budget)
+        found = roots.of_names(notebook, walk) if ready else []
+        torch = view_of_torch()
+        if torch is not None and ready and walk.complete:
+            found += _beyond_names(notebook, walk, torch.tensor)
+        return Survey(
+            Ranking(walk, found),
+            {f"{one.kind}:{index}": (one, index, Ledger(one, index, walk.located)) for one, index in ready},
+            walk.complete,
+        )
 
 
 def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
@@ -177,12 +178,13 @@ def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) 
     if not held:
         known = "" if wanted or name in notebook.names else "; there is no such variable"
         raise InvalidValueError(f"{name!r} holds no device memory{known}; %gpumem_who without a name lists what does")
+    groups = {ranking.roots[root].group for root in wanted}
     allocated: dict[str, int] = {}
     others: dict[int, tuple[int, int]] = {}
     alone = 0
     for label, storage, holding in held:
         allocated[label] = allocated.get(label, 0) + storage.allocated
-        rest = [root for root in holding if root not in wanted]
+        rest = [root for root in holding if root not in wanted and ranking.roots[root].group not in groups]
         alone += storage.allocated if not rest else 0
         for root in rest:
             size, number = others.get(root, (0, holding[root][2]))
@@ -191,6 +193,7 @@ def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) 
     objects = ranking.walk.objects
     return Chain(
         name=ranking.roots[first].name,
+        kind=ranking.roots[first].kind,
         what=describe(objects[ranking.roots[first].items[0]]),
         allocated=allocated,
         alone=alone,

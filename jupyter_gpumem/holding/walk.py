@@ -10,7 +10,7 @@ from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 BUDGET = 1_000_000
 """Objects looked at by default: 1 to 2 s of work."""
@@ -33,7 +33,7 @@ class Walk:
 
     def __init__(self, barred: Collection[int], kinds: Collection[str], budget: int = BUDGET) -> None:
         self.objects: list[Any] = []
-        self.children: list[list[int]] = []
+        self.children: list[Sequence[int]] = []
         self.located: dict[int, Location] = {}
         self.complete = True
         self._numbers: dict[int, int] = {}
@@ -59,7 +59,7 @@ class Walk:
                     continue
                 number = numbers[key] = len(objects)
                 objects.append(item)
-                self.children.append([])
+                self.children.append(())
                 self._waiting.append(number)
             entered.append(number)
         return entered

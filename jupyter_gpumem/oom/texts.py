@@ -43,7 +43,8 @@ _NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("total", rf"{_S} total capacity"),
         ("allocated", rf"{_S} already allocated"),
         ("free", rf"{_S} free;"),
-        ("reserved", rf"{_S} (?:cached|reserved in total by PyTorch)"),
+        ("reserved", rf"{_S} reserved in total by PyTorch"),
+        ("unallocated", rf"{_S} cached"),
         # MPS:
         ("allocated", rf"MPS allocated: {_S}"),
         ("own", rf"other allocations: {_S}"),

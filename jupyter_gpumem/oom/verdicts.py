@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _NEARLY_ALL = 0.9
 """A single request for this share of the card is absurd."""
 
+_NOTABLE_SHARE = 0.05
+"""Less than this share of the reserved memory is always loose: a card that is full is full, not fragmented."""
+
 _MOSTLY = 0.5
 _MUCH = 0.2
 
@@ -56,7 +59,9 @@ def _the_cap_alone(n: Numbers) -> bool:
 def _fragmented(n: Numbers) -> bool:
     """Whether enough was reserved and free, but in no block that was large enough."""
     loose = n.unallocated - n.private_free
-    return n.request is not None and n.room is not None and n.request > n.room and n.request <= loose + n.room
+    if n.request is None or n.room is None or loose < _NOTABLE_SHARE * n.reserved:
+        return False
+    return n.room < n.request <= loose + n.room
 
 
 def sentence(kind: str, n: Numbers, largest: int | None) -> str:

@@ -105,20 +105,20 @@ class Chain(Record):
 
     Attributes:
         name: the name that was asked about.
+        kind: as in `Holder`.
         what: what it is, such as `Linear` or `Tensor of shape (3, 4)`.
         allocated: bytes that it holds, by device label.
         alone: the part of them that deleting the name returns.
         chains: how others hold the same memory, a sentence each.
-        views: how little of its storage a tensor uses, in one sentence, or `None`.
         complete: whether the search came to its end.
     """
 
     name: str
+    kind: str
     what: str
     allocated: dict[str, int]
     alone: int
     chains: tuple[str, ...]
-    views: str | None = None
     complete: bool = True
 
 

@@ -100,12 +100,13 @@ def chain_sheets(record: Chain) -> list[Sheet]:
     """Return what keeps a name's memory alive, in sentences."""
     sizes = ", ".join(f"{format_bytes(size)} on {label}" for label, size in record.allocated.items())
     total = sum(record.allocated.values())
+    how = "%gpumem_free lets go of it" if record.kind in {"error", "output", "cycle"} else f"Delete {record.name}"
     if record.alone == total:
-        last = f"Nothing else holds it: without {record.name} all of it is free."
+        last = f"Nothing else holds it. {how}, and all of it is free."
     elif record.alone:
-        last = f"Without {record.name}, {format_bytes(record.alone)} would be free."
+        last = f"{how}, and {format_bytes(record.alone)} are free."
     else:
-        last = f"Deleting {record.name} alone frees nothing."
+        last = f"{how}, and nothing is free: the others hold all of it."
     notes = [*(f"{text}." for text in record.chains), last]
     if not record.complete:
         notes.append("The search ended at its budget: there may be more holders.")
@@ -116,7 +117,7 @@ def released_sheets(record: Released) -> list[Sheet]:
     """Return the steps with what each returned."""
     heading = "would come back" if record.rehearsal else "released"
     rows = tuple(
-        (step.step, format_delta(-step.allocated), format_delta(-step.reserved), f"  {step.what}")
+        (f"{step.step}: {step.what}", format_delta(-step.allocated), format_delta(-step.reserved))
         for step in record.steps
     )
     notes = []
@@ -128,4 +129,4 @@ def released_sheets(record: Released) -> list[Sheet]:
     if record.kept:
         kept = ", ".join(f"{holder_name(holder)} {format_bytes(holder.allocated)}" for holder in record.kept)
         notes.append(f"Your own variables hold: {kept}.")
-    return [Sheet((heading,), ("allocated", "reserved", ""), rows, (*notes, *record.notes))]
+    return [Sheet((heading,), ("allocated", "reserved"), rows, (*notes, *record.notes))]

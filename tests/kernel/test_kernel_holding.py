@@ -14,9 +14,8 @@ pytest.importorskip("torch")
 def virtual():
     """A kernel with a virtual GPU of 24 GiB, for all tests of the module."""
     with Kernel() as kernel:
-        assert (
-            kernel.run("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB", store_history=False).status == "ok"
-        )
+        switch_on = "%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB"
+        assert kernel.run(switch_on, store_history=False).status == "ok"
         reply = kernel.run(PREPARE, store_history=False)
         assert reply.status == "ok", reply.shown
         yield kernel
