@@ -172,14 +172,15 @@ def _holder(ranking: Ranking, root_index: int, route: str, line: _Line) -> Holde
         allocated=sum(storage.allocated for _, storage in line.storages),
         alone=line.alone,
         also=tuple(dict.fromkeys(ranking.roots[other].name for other in others))[:_MOST_ALSO],
-        note=_note_on_views(objects, largest),
+        note=_note_on_views(ranking, largest),
     )
 
 
-def _note_on_views(objects: list[Any], storage: Storage) -> str | None:
-    """Say when what is left of a storage is a small view of it."""
+def _note_on_views(ranking: Ranking, storage: Storage) -> str | None:
+    """Say when what is left of a storage is a small view of it; the tensor that it is a view of does not count."""
     torch = view_of_torch()
-    tensors = [objects[number] for number in storage.items]
+    objects = ranking.walk.objects
+    tensors = [objects[number] for number in storage.items if not _is_mere_base(ranking, number)]
     if torch is None or not all(torch.is_tensor(type(tensor)) for tensor in tensors):
         return None
     with torch.undisturbed():
@@ -191,6 +192,15 @@ def _note_on_views(objects: list[Any], storage: Storage) -> str | None:
         return None
     return (
         f"uses {100 * share:.2g} % of its storage of {format_bytes(storage.allocated)}: a clone would let the rest go"
+    )
+
+
+def _is_mere_base(ranking: Ranking, number: int) -> bool:
+    """Whether a tensor is only there because views of it are."""
+    objects = ranking.walk.objects
+    before = [reach.before for reach in ranking.holders(number).values()]
+    return bool(before) and all(
+        step is not None and getattr(objects[step], "_base", None) is objects[number] for step in before
     )
 
 

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 _MACHINERY = frozenset(
     {
         "IPython",
+        "_pytest",
         "asyncio",
         "concurrent",
         "debugpy",
         "ipykernel",
         "jupyter_client",
         "jupyter_gpumem",
+        "execnet",
         "nest_asyncio",
+        "pluggy",
         "runpy",
         "selectors",
         "socketserver",
@@ -36,7 +39,7 @@ _MACHINERY = frozenset(
         "zmq",
     }
 )
-"""Packages whose running functions are the notebook itself, or we."""
+"""Packages whose running functions are the notebook itself or a test runner, or we."""
 
 
 def of_names(notebook: Notebook, walk: Walk) -> list[Root]:

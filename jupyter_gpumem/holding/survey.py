@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .books import Storage
 
-_CYCLE, _CYCLE_PART, _OTHER = 5, 6, 7
+_CYCLE, _CYCLE_OWNER, _CYCLE_PART, _OTHER = 5, 6, 7, 8
 """Ranks of what no name reaches, after those of `roots`."""
 
 
@@ -111,7 +111,8 @@ def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
     gone = {id(item) for item in lost}
     parts = {id(part) for item in lost if _is_module(item) for part in vars(item).get("_modules", {}).values()}
     for item in filter(_may_own, lost):
-        rank = _CYCLE if _is_module(item) and id(item) not in parts else _CYCLE_PART
+        module, part = _is_module(item), id(item) in parts
+        rank = _CYCLE_PART if part else _CYCLE if module else _CYCLE_OWNER
         found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
     for item in garbage.unreached(walk, tensor):
         if id(item) in gone:
@@ -130,7 +131,10 @@ def _is_module(item: Any) -> bool:
 def _may_own(item: Any) -> bool:
     """Whether a person would call garbage by this object's type: by an instance of a class, not by a dict in it."""
     kind = type(item)
-    return kind.__module__ != "builtins" and not issubclass(kind, type) and not kind.__module__.startswith("torch._C")
+    torch = view_of_torch()
+    if torch is not None and (torch.is_tensor(kind) or torch.is_node(kind)):
+        return False
+    return kind.__module__ not in {"builtins", "collections"} and not issubclass(kind, type)
 
 
 def _barred(notebook: Notebook) -> set[int]:

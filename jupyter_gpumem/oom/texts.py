@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.devices import sticky_error
+from jupyter_gpumem.errors import GpumemError
 from jupyter_gpumem.notebook import chained
 from jupyter_gpumem.records import OomText
 from jupyter_gpumem.units import GiB, KiB, MiB, TiB
@@ -126,7 +127,11 @@ def _errors(error: BaseException) -> Iterator[tuple[BaseException, str]]:
 
 def find_oom(error: BaseException) -> tuple[BaseException, OomText] | None:
     """Return the out-of-memory error that an error is, was raised from, or groups: one with numbers if there is one."""
-    found = [(one, text) for one, line in _errors(error) if (text := parse(line)) is not None]
+    found = [
+        (one, text)
+        for one, line in _errors(error)
+        if not isinstance(one, GpumemError) and (text := parse(line)) is not None  # the model's own is behind PyTorch's
+    ]
     # A trainer's own error may repeat the text: the original one comes last in the chain.
     return max(reversed(found), key=lambda entry: entry[1].family == "allocator", default=None)
 
