@@ -97,8 +97,8 @@ def _provoke(kernel: Kernel, case: oom_cases.Oom) -> oom_cases.Explained:
 def _summary(results: dict) -> str:
     scenarios, errors = results["scenarios"], results["oom"]
     lines = [
-        f"{sum(s['named'] for s in scenarios)} of {len(scenarios)} holders named, "
-        f"{sum(s['returned'] for s in scenarios)} released as they should be, "
+        f"{sum(s['named'] for s in scenarios)} of {len(scenarios)} holders named",
+        f"{sum(s['returned'] for s in scenarios)} released as they should be",
         f"{sum(s['closes'] for s in scenarios)} times the books closed",
         *(f"  not: {s}" for s in scenarios if not (s["named"] and s["returned"] and s["closes"])),
         f"{sum(e['right'] for e in errors)} of {len(errors)} errors explained right",

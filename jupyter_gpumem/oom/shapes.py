@@ -35,7 +35,7 @@ def guess_shape(error: BaseException, request: int) -> str | None:
             for name, value in local_names(frame).items()
             if torch.is_tensor(type(value)) and value.layout is torch.strided
         ][:_MOST_TENSORS]
-    for (left, a, size, dtype), (right, b, other, _) in itertools.permutations(tensors, 2):
+    for (left, a, size, dtype), (right, b, other, _) in itertools.product(tensors, repeat=2):
         if size != other:
             continue
         for how, shape in _results(a, b):

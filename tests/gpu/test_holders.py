@@ -1,4 +1,4 @@
-"""On a real device, through a real kernel: twenty ways of keeping memory, each named and, if the notebook's, released."""
+"""On a real device, through a real kernel: twenty ways of keeping memory, each named, and the notebook's released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%gpumem_who` and `%gpumem_free` in a shell with a virtual GPU: names, releases, refusals, and what stays untouched."""
+"""`%gpumem_who` and `%gpumem_free` in a shell with a virtual GPU: names, releases, refusals, and what stays."""
 
 from __future__ import annotations
 

@@ -159,11 +159,13 @@ def test_hooks(gpu):
     """What a hook's function holds is the hook's."""
     model = torch.nn.Linear(4, 4).cuda()
 
-    def record(*_, kept=take(16)):
+    kept = take(16)
+
+    def record(*_, kept=kept):
         """Keep it."""
 
     model.register_forward_hook(record)
-    del record
+    del record, kept
     found = lines(books(model=model))
     assert found["hook", "model"].allocated == 16 * MiB
     assert "_forward_hooks" in found["hook", "model"].detail
@@ -344,8 +346,9 @@ def test_paths_are_written_as_a_person_would():
     item = Item()
     item.slot = end
     place = types.SimpleNamespace(item=item)
-    assert path_text("a", [{"k": [place]}, (inner := [place]), place, vars(place), item, end]) != ""
+    inner = [place]
     holder = {"k": inner}
+    assert path_text("a", [holder, inner, place, vars(place), item, end]) == "a['k'][0].item.slot"
     assert path_text("a", [holder, inner, place, place.item, end]) == "a['k'][0].item.slot"
     partial = functools.partial(print, end)
     assert "an argument of partial" in path_text("p", [partial, end])

@@ -83,6 +83,13 @@ VERDICTS = {
 }
 
 
+REJECTED = (
+    "CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_fraction "
+    "limit. Requested size: 3.00 GiB (reserved memory 1.00 GiB) + requested size would exceed memory limit (2.00 GiB). "
+    "Set throw_on_cudamalloc_oom:false to disable."
+)
+
+
 def test_every_text_is_tried():
     """The table leaves out none of the reported texts."""
     assert {name for name in TEXTS if name[0] == "M"} == FAMILIES.keys()
@@ -141,13 +148,7 @@ def test_processes():
     [
         ("RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "allocator", None),
         ("Out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 8.00 GiB", "allocator", 2 * GiB),
-        (
-            "CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_"
-            "fraction limit. Requested size: 3.00 GiB (reserved memory 1.00 GiB) + requested size would exceed memory limit "
-            "(2.00 GiB). Set throw_on_cudamalloc_oom:false to disable.",
-            "allocator",
-            3 * GiB,
-        ),
+        (REJECTED, "allocator", 3 * GiB),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "library", None),
         ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "library", None),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "library", None),
