@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 
     from .batch_size import find_batch_size
     from .comparison import WhatIf, whatif
-    from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
+    from .control.auditing import audit
+    from .control.capping import limit
+    from .control.configuration import allocator_config
+    from .control.monitoring import monitor
+    from .control.reservation import reserve
+    from .control.returning import empty_cache
+    from .errors import (
+        DeviceNotFoundError,
+        GpumemError,
+        InvalidValueError,
+        RecordingError,
+        SettingsRefusedError,
+        ShortOfMemoryError,
+        UnavailableError,
+    )
     from .holding import holders
     from .letting_go import free
     from .measurement import Measure, measure
@@ -24,7 +38,7 @@ if TYPE_CHECKING:
     from .overview import status
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import Measurement, Status
+    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Reservation, Status
     from .retrying import retry_on_oom
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
@@ -32,24 +46,37 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AllocatorConfig": "records",
+    "Audit": "records",
     "DeviceNotFoundError": "errors",
+    "Emptied": "records",
     "GpumemError": "errors",
     "InvalidValueError": "errors",
+    "Limits": "records",
     "Measure": "measurement",
     "Measurement": "records",
     "Recording": "recording",
     "RecordingError": "errors",
+    "Reservation": "records",
+    "SettingsRefusedError": "errors",
+    "ShortOfMemoryError": "errors",
     "Status": "records",
     "Tracker": "tracker",
     "UnavailableError": "errors",
     "WhatIf": "comparison",
+    "allocator_config": "control.configuration",
+    "audit": "control.auditing",
+    "empty_cache": "control.returning",
     "explain_oom": "oom",
     "find_batch_size": "batch_size",
     "free": "letting_go",
     "holders": "holding",
+    "limit": "control.capping",
     "measure": "measurement",
+    "monitor": "control.monitoring",
     "read_recording": "recording",
     "record": "recorder",
+    "reserve": "control.reservation",
     "retry_on_oom": "retrying",
     "status": "overview",
     "virtual_gpu": "virtual.session",
@@ -57,24 +84,37 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllocatorConfig",
+    "Audit",
     "DeviceNotFoundError",
+    "Emptied",
     "GpumemError",
     "InvalidValueError",
+    "Limits",
     "Measure",
     "Measurement",
     "Recording",
     "RecordingError",
+    "Reservation",
+    "SettingsRefusedError",
+    "ShortOfMemoryError",
     "Status",
     "Tracker",
     "UnavailableError",
     "WhatIf",
+    "allocator_config",
+    "audit",
+    "empty_cache",
     "explain_oom",
     "find_batch_size",
     "free",
     "holders",
+    "limit",
     "measure",
+    "monitor",
     "read_recording",
     "record",
+    "reserve",
     "retry_on_oom",
     "status",
     "virtual_gpu",

@@ -89,25 +89,28 @@ class _Caps:
     """The memory caps of all devices: lowered during trials, and put back. Devices may come into use in a trial."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[Backend, int], int | None] = {}
+        self._before: dict[tuple[Backend, int], float] = {}
 
     def __enter__(self) -> _Caps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for (backend, index), limit in self._before.items():
-            backend.set_limit(index, limit)
+        for (backend, index), fraction in self._before.items():
+            controls = backend.controls()
+            if controls is not None:
+                controls.set_fraction(index, fraction)
 
     def keep_free(self, margin: float) -> None:
         """Cap every device in use so that a share of it stays free, others' memory counted as it is now."""
         for backend, index in ready_devices():
-            memory, total = backend.memory(index), backend.device(index).total
-            if memory is None or not total or not margin:
+            memory, total, controls = backend.memory(index), backend.device(index).total, backend.controls()
+            if memory is None or not total or controls is None or not margin:
                 continue
-            own = self._before.setdefault((backend, index), backend.limit(index))
+            limit = backend.limit(index)
+            own = self._before.setdefault((backend, index), 1.0 if limit is None else (limit + 0.5) / total)
             reserved = backend.stats(index)["reserved_bytes"]["all"]["current"]
-            usable = max(0, int(reserved + memory.free - margin * total))
-            backend.set_limit(index, usable if own is None else min(own, usable))
+            usable = max(0.0, (reserved + memory.free) / total - margin)
+            controls.set_fraction(index, min(own, usable))
 
 
 class _Search:

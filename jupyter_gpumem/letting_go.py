@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from .devices import ready_devices
+from .devices import give_back_everywhere, ready_devices
 from .fragments import fragmentation
 from .holding import survey
 from .notebook import Notebook
@@ -69,7 +69,7 @@ def free(
     if cycles:
         take("cycles", "garbage in reference cycles", gc.collect, swept)
     if cache:
-        take("unused cache", "segments without live tensors", _empty_caches)
+        take("unused cache", "segments without live tensors", give_back_everywhere)
     allocated, reserved = _levels()
     return Released(
         tuple(steps),
@@ -118,11 +118,6 @@ def _levels() -> tuple[int, int]:
         allocated += stats["allocated_bytes"]["all"]["current"]
         reserved += stats["reserved_bytes"]["all"]["current"]
     return allocated, reserved
-
-
-def _empty_caches() -> None:
-    for backend, index in ready_devices():
-        backend.empty_cache(index)
 
 
 def _rehearsal(notebook: Notebook, wanted: tuple[bool, bool, bool, bool]) -> Released:

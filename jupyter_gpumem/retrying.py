@@ -8,7 +8,7 @@ import gc
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from .devices import ready_devices
+from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .notebook import chained
 from .oom import explain_oom, find_oom
@@ -127,10 +127,7 @@ def release_frames(error: BaseException) -> None:
 def clean() -> int:
     """Collect garbage and give unused memory back; returns the bytes that the driver got."""
     gc.collect()
-    before = _reserved()
-    for backend, index in ready_devices():
-        backend.empty_cache(index)
-    return before - _reserved()
+    return give_back_everywhere()
 
 
 def explain(error: BaseException) -> None:
@@ -140,7 +137,3 @@ def explain(error: BaseException) -> None:
         return
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(str(explanation))
-
-
-def _reserved() -> int:
-    return sum(backend.stats(index)["reserved_bytes"]["all"]["current"] for backend, index in ready_devices())

@@ -1,6 +1,7 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
-from .base import Backend, Driver, Stats, Watcher, counters
+from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back, give_back_everywhere
+from .base import Backend, Controls, Driver, Stats, Watcher, counters
 from .context import check_context, find_context_again, lose_context, lost_context, sticky_error
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
@@ -19,11 +20,15 @@ from .workspaces import WorkspaceLog
 
 __all__ = [
     "Backend",
+    "Controls",
     "Driver",
     "Stats",
     "TorchImportWatch",
     "Watcher",
     "WorkspaceLog",
+    "actable_backend",
+    "actable_device",
+    "actable_devices",
     "add_backend",
     "backend",
     "backends",
@@ -35,6 +40,9 @@ __all__ = [
     "explain_absence",
     "explain_unused",
     "find_context_again",
+    "first_actable",
+    "give_back",
+    "give_back_everywhere",
     "loaded_torch",
     "lose_context",
     "lost_context",

@@ -101,6 +101,13 @@ class FakeBackend:
             keep = -(-stats["allocated_bytes"]["all"]["current"] // (2 * MiB)) * 2 * MiB
             _raise(stats, "reserved_bytes", keep - stats["reserved_bytes"]["all"]["current"])
 
+    def cap(self, limit: int | None, index: int = 0) -> None:
+        """Let the process reserve no more than so many bytes, as `set_per_process_memory_fraction` does."""
+        if limit is None:
+            self._limits.pop(index, None)
+        else:
+            self._limits[index] = limit
+
     def user_stats(self, index: int = 0) -> Stats:
         """Read the statistics as user code does through `torch.cuda.memory_stats`."""
         stats = self.stats(index)
@@ -166,18 +173,15 @@ class FakeBackend:
     def limit(self, index: int) -> int | None:
         return self._limits.get(index)
 
-    def set_limit(self, index: int, limit: int | None) -> None:
-        if limit is None:
-            self._limits.pop(index, None)
-        else:
-            self._limits[index] = limit
-
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
+
+    def controls(self) -> None:
+        """Return nothing: what a script counts has no settings and no cache to act on."""
 
     def _reset_totals(self, index: int) -> None:
         with self._lock:

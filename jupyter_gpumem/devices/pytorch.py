@@ -15,13 +15,14 @@ from jupyter_gpumem.records import Device, DriverMemory
 
 from .base import VIRTUAL
 from .context import lost_context
+from .controls import AllocatorControls
 from .interception import Interception, original
 from .workspaces import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .base import Stats, Watcher
+    from .base import Controls, Stats, Watcher
 
 
 def loaded_torch() -> Any | None:
@@ -181,17 +182,6 @@ class CachingAllocator:
         total = self.device(index).total
         return int(fraction * total) if fraction < 1.0 and total else None
 
-    def empty_cache(self, index: int) -> None:  # noqa: ARG002
-        module = self._module()
-        if module is not None:
-            module.empty_cache()
-
-    def set_limit(self, index: int, limit: int | None) -> None:
-        total = self.device(index).total
-        module = self._module()
-        if module is not None and total:
-            module.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total), index)
-
     def workspaces(self, index: int) -> dict[int, int]:
         torch = loaded_torch()
         if torch is None or self.kind != "cuda":
@@ -209,6 +199,9 @@ class CachingAllocator:
         if self._interception is None or not self._interception.serves(torch, watcher):
             self._interception = Interception(torch, self, watcher)
         return self._interception.install()
+
+    def controls(self) -> Controls | None:
+        return AllocatorControls(self.kind)
 
 
 class MpsAllocator:
@@ -254,21 +247,14 @@ class MpsAllocator:
     def limit(self, index: int) -> int | None:  # noqa: ARG002
         return None
 
-    def empty_cache(self, index: int) -> None:  # noqa: ARG002
-        module = self._module()
-        if module is not None:
-            module.empty_cache()
-
-    def set_limit(self, index: int, limit: int | None) -> None:  # noqa: ARG002
-        module, total = self._module(), self.device(0).total
-        if module is not None and total:
-            module.set_per_process_memory_fraction(2.0 if limit is None else limit / total)
-
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}
 
     def watch(self, watcher: Watcher) -> None:
         """Do nothing: there is no counter that a user could reset."""
+
+    def controls(self) -> None:
+        """Return nothing: MPS has one setting, an environment variable, and no memory without a tensor."""
 
 
 def _tensor_addresses(torch: Any) -> set[int]:

@@ -197,11 +197,12 @@ def _note_on_views(ranking: Ranking, storage: Storage) -> str | None:
 
 def _is_mere_base(ranking: Ranking, number: int) -> bool:
     """Whether a tensor is only there because views of it are."""
-    objects = ranking.walk.objects
+    objects, torch = ranking.walk.objects, view_of_torch()
     before = [reach.before for reach in ranking.holders(number).values()]
-    return bool(before) and all(
-        step is not None and getattr(objects[step], "_base", None) is objects[number] for step in before
-    )
+    if torch is None or not before:
+        return False
+    owners = [objects[step] if step is not None else None for step in before]
+    return all(torch.is_tensor(type(owner)) and torch.base_of(owner) is objects[number] for owner in owners)
 
 
 def _sites(blocks: list[Block]) -> tuple[Site, ...]:

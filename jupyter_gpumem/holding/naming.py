@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .edges import function_name, is_a, local_names
-from .tensors import ndarray_types, view_of_torch
+from .tensors import attributes_of, ndarray_types, view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ class _Writer:
             return
         if is_a(parent, dict):
             self._key(parent, child, owner)
-        elif is_a(child, dict) and child is getattr(parent, "__dict__", None):
+        elif is_a(child, dict) and child is attributes_of(parent):
             self._owner = parent
         else:
             self._other(parent, child)
@@ -201,9 +201,7 @@ def _position(array: Any, child: Any) -> str:
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes an instance stores, without running a property."""
-    own = getattr(item, "__dict__", None)
-    if own is not None and is_a(own, dict):
-        yield from list(own.items())
+    yield from list((attributes_of(item) or {}).items())
     for kind in type(item).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

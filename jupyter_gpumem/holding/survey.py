@@ -114,11 +114,16 @@ def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
         module, part = _is_module(item), id(item) in parts
         rank = _CYCLE_PART if part else _CYCLE if module else _CYCLE_OWNER
         found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
-    for item in garbage.unreached(walk, tensor):
-        if id(item) in gone:
-            found.append(Root("cycle", "garbage", _CYCLE_PART, walk.enter([item])))
-        else:
-            found.append(Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item])))
+    found += [
+        Root("cycle", "garbage", _CYCLE_PART, walk.enter([item]))
+        for item in garbage.unreached(walk, tensor)
+        if id(item) in gone
+    ]
+    walk.expand()  # garbage also holds what only PyTorch sees, such as the tensor that a view is of
+    found += [
+        Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
+        for item in garbage.unreached(walk, tensor)
+    ]
     walk.expand()
     return found
 

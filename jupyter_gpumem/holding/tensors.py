@@ -90,6 +90,12 @@ class Torch:
                 return Location(device.type, device.index or 0, storage.data_ptr(), nbytes)
         return None
 
+    def base_of(self, tensor: Any) -> Any:
+        """Return the tensor that a tensor is a view of, or `None`."""
+        with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
+            return tensor._base
+        return None
+
     def used_bytes(self, tensor: Any) -> int:
         """Return how many bytes of its storage a tensor uses at most."""
         return int(tensor.numel() * tensor.element_size())
@@ -129,5 +135,14 @@ class Torch:
         return found
 
 
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """Return the dict in which an object keeps its attributes, whatever its class does about them; `None` without."""
+    try:
+        found = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
 def _attributes(item: Any) -> list[Any]:
-    return list(vars(item).values())
+    return list((attributes_of(item) or {}).values())

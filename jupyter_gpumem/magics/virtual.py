@@ -56,10 +56,9 @@ def _settings_of_environment() -> AllocatorSettings:
         InvalidValueError: they are not understood.
     """
     from jupyter_gpumem.allocator.settings import AllocatorSettings
+    from jupyter_gpumem.control.environment import read_environment
 
-    # The older variable wins where both are set.
-    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
-    return AllocatorSettings.parse(text)
+    return AllocatorSettings.parse(read_environment(os.environ).text)
 
 
 def _refuse_beside_real_memory() -> None:

@@ -1,5 +1,18 @@
 """The facts this package passes around: frozen, in bytes and seconds, `None` where something is not known."""
 
+from .acting import (
+    AllocatorConfig,
+    DeviceEmptied,
+    DeviceLimit,
+    Emptied,
+    Limits,
+    Pin,
+    Reservation,
+    Reservations,
+    Setting,
+    SettingChange,
+)
+from .audited import Audit, DeviceAudit, PoolAudit
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
@@ -8,28 +21,41 @@ from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualC
 
 __all__ = [
     "NOTHING_YET",
+    "AllocatorConfig",
+    "Audit",
     "BatchSize",
     "Chain",
     "Counters",
     "Device",
+    "DeviceAudit",
+    "DeviceEmptied",
     "DeviceHolders",
+    "DeviceLimit",
     "DeviceStatus",
     "DeviceUsage",
     "DriverMemory",
+    "Emptied",
     "FailedAttempt",
     "Fragmentation",
     "Holder",
     "Holders",
+    "Limits",
     "Measurement",
     "OomAction",
     "OomExplanation",
     "OomText",
+    "Pin",
+    "PoolAudit",
     "Record",
     "RecorderStatus",
     "ReleaseStep",
     "Released",
     "Renderer",
+    "Reservation",
+    "Reservations",
     "Series",
+    "Setting",
+    "SettingChange",
     "Site",
     "Status",
     "Trial",

@@ -6,19 +6,28 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
 from jupyter_gpumem.records import (
+    AllocatorConfig,
+    Audit,
     Chain,
+    DeviceAudit,
+    Emptied,
     Holders,
+    Limits,
     Measurement,
     OomExplanation,
     Record,
     RecorderStatus,
     Released,
+    Reservation,
+    Reservations,
     Series,
     Status,
     VirtualStatus,
 )
 
+from .audit import audit_sheets, device_audit_sheets
 from .comparison import recorder_sheets, whatif_sheets
+from .control import config_sheets, emptied_sheets, limits_sheets, reservation_sheets, reservations_sheets
 from .holding import chain_sheets, holders_sheets, released_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .oom import oom_sheets
@@ -37,6 +46,7 @@ __all__ = [
     "mimebundle",
     "printable",
     "recording_sheets",
+    "sheets",
     "to_html",
     "to_text",
     "whatif_sheets",
@@ -46,10 +56,17 @@ __all__ = [
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     Chain: chain_sheets,
     Holders: holders_sheets,
+    AllocatorConfig: config_sheets,
+    Audit: audit_sheets,
+    DeviceAudit: device_audit_sheets,
+    Emptied: emptied_sheets,
+    Limits: limits_sheets,
     Measurement: measurement_sheets,
     OomExplanation: oom_sheets,
     RecorderStatus: recorder_sheets,
     Released: released_sheets,
+    Reservation: reservation_sheets,
+    Reservations: reservations_sheets,
     Series: series_sheets,
     Status: status_sheets,
     VirtualStatus: virtual_sheets,
@@ -57,15 +74,16 @@ _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
 }
 
 
+def sheets(record: Record) -> list[Sheet]:
+    """Return a record as sheets."""
+    return _SHEETS[type(record)](record)
+
+
 def mimebundle(record: Record) -> dict[str, str]:
     """Return the text and HTML of a record, for one display call."""
-    sheets = _SHEETS[type(record)](record)
-    return {"text/plain": to_text(sheets), "text/html": to_html(sheets)}
+    shown = sheets(record)
+    return {"text/plain": to_text(shown), "text/html": to_html(shown)}
 
 
-def _register(record: type[Record], sheets: Callable[[Any], list[Sheet]]) -> None:
-    record.rendered_by(text=lambda r: to_text(sheets(r)), html=lambda r: to_html(sheets(r)))
-
-
-for _record, _sheets in _SHEETS.items():
-    _register(_record, _sheets)
+for _record in _SHEETS:
+    _record.rendered_by(text=lambda record: to_text(sheets(record)), html=lambda record: to_html(sheets(record)))

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     Observer = Callable[[str, int, int, int], Any]
 
 
+class _CurrentStreams(threading.local):
+    """The handles of the streams that a thread uses, by card; one that is not here is the default one."""
+
+    def __init__(self) -> None:
+        self.handles: dict[int, int] = {}
+
+
 class VirtualMemory:
     """The allocators of all virtual cards.
 
@@ -53,7 +60,7 @@ class VirtualMemory:
         self.lock = threading.RLock()
         self.ready: set[int] = set()
         self.observers: list[Observer] = []
-        self._streams = [0] * len(self.cards)
+        self._streams = _CurrentStreams()
         self._sizes: list[dict[int, int]] = [{} for _ in self.cards]
         self._freed: deque[tuple[int, int]] = deque()
         self._working = False
@@ -65,7 +72,7 @@ class VirtualMemory:
         Args:
             device: index of the card.
             nbytes: size in bytes.
-            stream: handle of the stream; by default the current one.
+            stream: handle of the stream; by default the thread's current one.
 
         Raises:
             torch.OutOfMemoryError: the card is full; the text is PyTorch's.
@@ -77,7 +84,9 @@ class VirtualMemory:
             self._settle()
             self._working = True
             try:
-                address = self.allocators[device].malloc(nbytes, self._streams[device] if stream is None else stream)
+                address = self.allocators[device].malloc(
+                    nbytes, self.current_stream(device) if stream is None else stream
+                )
             except ModelOutOfMemoryError as error:
                 for observer in self.observers:
                     observer("oom", device, 0, nbytes)
@@ -118,12 +127,12 @@ class VirtualMemory:
             self.allocators[device].complete_all()
 
     def current_stream(self, device: int) -> int:
-        """Return the handle of the stream that allocations of the card are made on."""
-        return self._streams[device]
+        """Return the handle of the stream that this thread's allocations of the card are made on."""
+        return self._streams.handles.get(device, 0)
 
     def set_stream(self, device: int, stream: int) -> None:
-        """Make allocations of the card on this stream from now on."""
-        self._streams[device] = stream
+        """Make this thread's allocations of the card on this stream from now on."""
+        self._streams.handles[device] = stream
 
     def _settle(self) -> None:
         """Do the frees that wait, unless somebody is at work: then that one does them."""

@@ -7,6 +7,8 @@ reference tells the moment.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from .memory import VirtualMemory
 
-BACKEND = "vgpu"
+BACKEND = "cuda_virtual"
 """What PyTorch calls the device inside; users read `cuda`."""
 
 NATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -25,6 +27,7 @@ NATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 _set = torch.ops.aten.set_.source_Storage_storage_offset
 _as_strided = torch.ops.aten.as_strided.default
+_view_as = torch.ops.aten.view.dtype
 _new_storage = torch._C._construct_storage_from_data_pointer
 
 
@@ -75,12 +78,47 @@ def new_tensor(
         torch.OutOfMemoryError: the card is full.
     """
     storage = new_storage(memory, index, extent(size, stride) * dtype.itemsize)
-    tensor = torch._C._acc.create_empty_tensor([0], dtype)
-    _set.redispatch(NATIVE, tensor, storage, 0, size, stride)
     if index:
-        # A new tensor is always on the first card; a view of it is where its storage is.
-        tensor = _as_strided.redispatch(NATIVE, tensor, size, stride, 0)
+        tensor = _as_strided.redispatch(NATIVE, _empty(index, dtype), (0,), (1,), 0)
+    else:
+        tensor = torch._C._acc.create_empty_tensor([0], dtype)
+    _set.redispatch(NATIVE, tensor, storage, 0, size, stride)
     return tensor
+
+
+@functools.cache
+def _empty(index: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor of a card other than the first, the only one PyTorch's own function makes tensors on."""
+    shape, stride = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
+    managed = _Managed(None, _EXTENSION_DEVICE, index, 1, _FLOAT, 32, 1, shape, stride, 0, None, None)
+    _exchanged.append(managed)
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    tensor = torch._C._from_dlpack(new_capsule(ctypes.addressof(managed), b"dltensor", None))
+    return _view_as.redispatch(NATIVE, tensor, dtype)
+
+
+class _Managed(ctypes.Structure):
+    """DLPack's managed tensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_EXTENSION_DEVICE, _FLOAT = 12, 2  # kDLExtDev, kDLFloat
+_exchanged: list[_Managed] = []
 
 
 def resize(memory: VirtualMemory, tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> None:

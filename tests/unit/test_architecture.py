@@ -78,17 +78,19 @@ def test_only_the_ledger_resets_peaks():
     assert not any(calls(name) for name in names)
 
 
-def test_nothing_synchronises_or_initialises():
-    """Measuring must not change what it measures."""
+def test_nothing_synchronises_collects_or_empties():
+    """Measuring must not change what it measures; only a magic that says so acts, and from one place."""
     for name in ("synchronize", "init", "_lazy_init"):
         assert calls(name) == [], name
-
-
-def test_only_what_lets_go_collects_and_empties():
-    """Garbage is collected and caches are emptied where the user asked for it, and nowhere else."""
-    asked = {"letting_go.py", "retrying.py"}
-    assert {file for file, _ in calls("empty_cache")} == asked | {"devices/pytorch.py"}
-    assert {file for file, _ in calls("collect")} <= asked
+    assert {file for file, _ in calls("collect")} == {"control/auditing.py", "letting_go.py", "retrying.py"}
+    assert {file for file, _ in calls("give_back")} == {
+        "control/configuration.py",
+        "control/returning.py",
+        "devices/actable.py",
+    }
+    assert {file for file, _ in calls("give_back_everywhere")} == {"retrying.py"}  # and `letting_go.py`, as a value
+    emptied = {file for file, _ in calls("empty_cache")}
+    assert emptied == {"control/auditing.py", "devices/actable.py", "magics/control.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())

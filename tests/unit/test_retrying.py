@@ -7,11 +7,43 @@ import sys
 
 import pytest
 
+from jupyter_gpumem import devices
 from jupyter_gpumem.batch_size import find_batch_size
-from jupyter_gpumem.devices.fake import FakeOutOfMemoryError
+from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError
 from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.retrying import retry_on_oom
 from jupyter_gpumem.units import GiB, MiB
+
+
+class Controls:
+    """What acts on the scripted device's allocator."""
+
+    def __init__(self, fake):
+        self._fake = fake
+
+    def empty_cache(self):
+        self._fake.empty_cache()
+
+    def set_fraction(self, index, fraction):
+        self._fake.cap(None if fraction >= 1 else int(fraction * self._fake.device(index).total), index)
+
+
+class ControlledBackend(FakeBackend):
+    """A scripted device whose cache can be emptied and whose memory can be capped."""
+
+    def controls(self):
+        return Controls(self)
+
+
+@pytest.fixture
+def fake():
+    """A controlled device of 8 GiB."""
+    backend = ControlledBackend()
+    devices.add_backend(backend)
+    yield backend
+    LEDGER.detach()  # it rightly watches on while the user's own maximum is above what the counter says
+    devices.remove_backend(backend)
 
 
 class Tensor:
@@ -188,7 +220,7 @@ def test_the_second_iteration_counts(fake):
 
 def test_the_margin_stays_free(fake):
     """What is found runs with that share of the device kept free, and the user's cap is back afterwards."""
-    fake.set_limit(0, 7 * GiB)
+    fake.cap(7 * GiB)
     peaks = []
 
     def fn(n):

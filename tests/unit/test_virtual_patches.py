@@ -126,3 +126,28 @@ def test_undoing_twice_is_harmless():
     assert module.value == 5
     assert patches.before(module, "value") == 5
     assert patches.before(module, "missing", "default") == "default"
+
+
+def test_what_the_owner_itself_writes_comes_back():
+    """A cache or flag that its module changes in the course of things is no intervention of somebody else."""
+    module = types.ModuleType("module")
+    module.flag = False
+    patches = Patches()
+    patches.set(module, "flag", value=None, kept_by_owner=True)
+    module.flag = "changed by the module"
+    assert patches.undo() == []
+    assert module.flag is False
+
+
+def test_functions_are_called_in_their_place():
+    """What is to happen on undoing sees what was replaced before it, and no longer what was replaced after."""
+    module = types.ModuleType("module")
+    module.first = module.second = 0
+    seen = []
+    patches = Patches()
+    patches.set(module, "first", 1)
+    patches.on_undo(lambda: seen.append((module.first, module.second)))
+    patches.set(module, "second", 1)
+    patches.undo()
+    assert seen == [(1, 0)]
+    assert (module.first, module.second) == (0, 0)

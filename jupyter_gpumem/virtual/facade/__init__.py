@@ -6,15 +6,17 @@ build has none) or replaced; so what users call, its arguments, its errors and i
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 
 from jupyter_gpumem import devices
+from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.recorder import RECORDER
 
-from . import absent, accelerator, generators
+from . import absent, accelerator, classes, generators
 from .availability import Availability
 from .counters import MemoryCounters
 from .driver import VirtualBackend, VirtualDriver
@@ -60,6 +62,7 @@ class Facade:
         Streams(self.state).install(patches)
         accelerator.install(self.state, self._counters, patches)
         generators.install(self.state, patches)
+        classes.install(patches)
         absent.install(self.state, patches)
         self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
         patches.on_undo(self._let_go)
@@ -67,7 +70,7 @@ class Facade:
 
     def _let_go(self) -> None:
         """Take the cards away from what measures and records; a recording of ours is kept, as if stopped."""
-        if RECORDER.status().ours:
+        with contextlib.suppress(RecordingError):  # none of ours is running
             RECORDER.stop()
         LEDGER.detach()
         self._history.uninstall()

@@ -1,7 +1,8 @@
-"""What a virtual card does not have: CUDA graphs, private pools, NVML. Each says so, and what to do instead."""
+"""What a virtual card does not have: CUDA graphs, private pools, NVML, a compiler. Each says so."""
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,31 @@ _SENSORS = ("memory_usage", "utilization", "temperature", "power_draw", "clock_r
 
 def install(state: State, patches: Patches) -> None:
     """Put everything in place."""
+    _refuse(patches)
+    patches.set(torch.cuda.nvtx, "_nvtx", _NoRanges())
+    if hasattr(torch.cuda, "device_memory_used"):
+        patches.set(torch.cuda, "device_memory_used", lambda device=None: state.used(_index(device)))
+
+    def processes(device: Any = None) -> str:
+        index = _index(device)
+        used = state.used(index)
+        line = f"process {os.getpid():>10d} uses {used / MiB:>12.3f} MB GPU memory"
+        return f"GPU:{index}\n{line if used else 'no processes are running'}"
+
+    for module in (torch.cuda.memory, torch.cuda):
+        patches.set(module, "list_gpu_processes", processes)
+
+    def leave_uncompiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(leave_uncompiled, **options)
+        state.note("torch.compile()", "the code as it is, which takes another amount of memory than compiled code")
+        return model
+
+    patches.set(torch, "compile", functools.wraps(torch.compile)(leave_uncompiled))
+
+
+def _refuse(patches: Patches) -> None:
+    """Refuse what cannot be had, in a sentence."""
     graphs = _refusing("CUDA graphs cannot be captured on a virtual GPU: nothing runs on it; run this part eagerly")
     pools = _refusing("private memory pools are not modelled by the virtual GPU; leave the pool out")
     allocators = _refusing("another allocator cannot be used on a virtual GPU; leave it out")
@@ -36,20 +62,6 @@ def install(state: State, patches: Patches) -> None:
         if hasattr(torch.cuda, name):
             patches.set(torch.cuda, name, _refusing(f"torch.cuda.{name} has no answer: a virtual GPU has no sensors"))
     patches.set(torch.cuda, "_get_pynvml_handler", _refusing("NVML knows nothing of a virtual GPU"))
-    if hasattr(torch.cuda, "device_memory_used"):
-        patches.set(torch.cuda, "device_memory_used", lambda device=None: state.used(_index(device)))
-
-    def processes(device: Any = None) -> str:
-        index = _index(device)
-        used = state.used(index)
-        line = (
-            f"process {os.getpid():>10d} uses {used / MiB:>12.3f} MB GPU memory" if used else "no processes are running"
-        )
-        return f"GPU:{index}\n{line}"
-
-    for module in (torch.cuda.memory, torch.cuda):
-        patches.set(module, "list_gpu_processes", processes)
-    patches.set(torch.cuda.nvtx, "_nvtx", _NoRanges())
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:

@@ -79,7 +79,7 @@ class Availability:
             # `is_available()` holds. The release that PyTorch is published for, where it has code for these cards.
             patches.set(torch.version, "cuda", "12.6" if self._has_old() else "13.0")
         patches.set(cuda, "_exchange_device", self._exchange)
-        patches.set(cuda, "_maybe_exchange_device", self._exchange)
+        patches.set(cuda, "_maybe_exchange_device", self._exchange_back)
         patches.set(cuda, "_get_device_properties", self.properties)
         patches.set(cuda, "_is_in_bad_fork", self._in_bad_fork)
         patches.set(cuda, "_device_count_nvml", lambda: -1)  # NVML knows nothing of virtual cards
@@ -96,7 +96,7 @@ class Availability:
             "_cuda_getDevice": lambda: self._state.selection.device,
             "_cuda_setDevice": self._exchange,
             "_cuda_exchangeDevice": self._exchange,
-            "_cuda_maybeExchangeDevice": self._exchange,
+            "_cuda_maybeExchangeDevice": self._exchange_back,
             "_cuda_hasPrimaryContext": lambda index: index in self._state.memory.ready,
             "_cuda_isInBadFork": self._in_bad_fork,
             "_cuda_getArchFlags": self._arch_flags,
@@ -124,6 +124,10 @@ class Availability:
             raise invalid_device()
         self._state.selection.device = index
         return before
+
+    def _exchange_back(self, index: int) -> int:
+        """Do the same: PyTorch's compiler looks these functions up by identity, and there must be two."""
+        return self._exchange(index)
 
     def _synchronize(self) -> None:
         self._state.memory.complete(self._state.selection.device)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .classes import is_virtual, substitute
+
 if TYPE_CHECKING:
     from jupyter_gpumem.virtual.patches import Patches
 
@@ -90,29 +92,14 @@ class VirtualGenerator(torch._C.Generator):  # type: ignore[misc]
         return self
 
 
-class _Kind(type):
-    """So that `isinstance(g, torch.Generator)` holds for every generator there is."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, torch._C.Generator)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, torch._C.Generator)
-
-
 def install(state: State, patches: Patches) -> None:
     """Let `torch.Generator(device="cuda")` make one of these, and give every card its default one."""
     patches.set(torch.cuda, "default_generators", tuple(map(VirtualGenerator, range(len(state.cards)))))
 
-    class Generator(metaclass=_Kind):
-        """`torch.Generator`, also for virtual cards."""
+    def make(device: Any = "cpu") -> VirtualGenerator | None:
+        if not is_virtual(device):
+            return None
+        index = device if isinstance(device, int) else torch.device(device).index
+        return VirtualGenerator(state.selection.device if index is None else index)
 
-        def __new__(cls, device: Any = "cpu") -> Any:
-            wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-            # A module that was imported meanwhile may still have this class when there is no virtual card any more.
-            if wanted.type != "cuda" or torch.Generator is not cls:
-                return torch._C.Generator(device=device)
-            return VirtualGenerator(state.selection.device if wanted.index is None else wanted.index)
-
-    Generator.__module__, Generator.__doc__ = "torch._C", torch._C.Generator.__doc__
-    patches.set(torch, "Generator", Generator)
+    substitute(patches, "Generator", make, lambda: ())

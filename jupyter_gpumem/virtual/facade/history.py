@@ -107,7 +107,7 @@ class History:
                 return
             keep = 1 if enabled == "state" else max_entries
             self._level, self._keeps_events = _LEVELS[context], enabled == "all"
-            self._skipped = frozenset(rest[-1]) if rest and isinstance(rest[-1], (list, tuple)) else frozenset()
+            self._skipped = frozenset(next((one for one in rest if isinstance(one, (list, tuple))), ()))
             self._events = [
                 deque(() if clear_history else events, maxlen=min(keep, sys.maxsize)) for events in self._events
             ]

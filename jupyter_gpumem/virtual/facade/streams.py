@@ -7,7 +7,6 @@ the driver; there the classes of `torch.cuda` are replaced by the same code on t
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 import types
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .classes import is_virtual, substitute
 from .selection import PRIORITIES, handle, is_high
 
 if TYPE_CHECKING:
@@ -115,17 +115,17 @@ class Streams:
         """Put everything in place."""
         for name, binding in self._bindings().items():
             patches.set(torch._C, name, binding)
-        for base, made_of, own, public in (
-            (torch._C._CudaStreamBase, VirtualStream, self._stream_methods(), (torch.cuda.Stream,)),
-            (torch._C._CudaEventBase, VirtualEvent, self._event_methods(), (torch.cuda.Event,)),
+        for base, parts, replace in (
+            (torch._C._CudaStreamBase, _parts(VirtualStream) | self._stream_methods(), _replace_streams),
+            (torch._C._CudaEventBase, _parts(VirtualEvent) | self._event_methods(), _replace_events),
         ):
-            parts = _parts(made_of) | own
             if isinstance(vars(base).get("__init__"), types.FunctionType):
                 for name, part in parts.items():
                     patches.set(base, name, part)
             else:
-                for found in public:
-                    _replace(patches, found, type(base.__name__, (), dict(parts)))
+                replace(patches, type(base.__name__, (), parts))
+        substitute(patches, "Stream", _neutral("Stream"), lambda: torch.cuda.Stream)
+        substitute(patches, "Event", _neutral("Event"), lambda: torch.cuda.Event)
 
     def _bindings(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -215,6 +215,19 @@ class Streams:
         }
 
 
+def _neutral(name: str) -> Callable[..., Any]:
+    """Return what makes a stream or event for `torch.Stream` and `torch.Event`, whose device may be left out."""
+
+    def make(device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and not is_virtual(device):
+            return None
+        if device is None or name == "Event":  # an event belongs to the card where it is first recorded
+            return getattr(torch.cuda, name)(**kwargs)
+        return torch.cuda.Stream(device=device, **kwargs)
+
+    return make
+
+
 def _accept_anything(self: Any, *args: Any, **kwargs: Any) -> None:
     """Initialise nothing: `__new__` did it."""
 
@@ -225,8 +238,8 @@ def _parts(made_of: type) -> dict[str, Any]:
     return {name: part for name, part in vars(made_of).items() if name not in generated}
 
 
-def _replace(patches: Patches, found: type, base: type) -> None:
-    """Put a class with the methods of `found` on top of another base in its place, wherever `torch.cuda` has it.
+def _on_top_of(base: type, found: type, **own: Any) -> type:
+    """Return a class with the methods of `found` on top of another base.
 
     A method that calls its base by `super()` is bound to the old one; the new base has its own.
     """
@@ -236,16 +249,28 @@ def _replace(patches: Patches, found: type, base: type) -> None:
         return code is None or "__class__" not in code.co_freevars
 
     taken = {name: part for name, part in _parts(found).items() if name not in vars(base) and usable(part)}
-    made = type(found.__name__, (base,), taken | {"__module__": found.__module__, "__doc__": found.__doc__})
-    if found is torch.cuda.Stream:
-        inner = vars(base)["__new__"].__func__
+    return type(found.__name__, (base,), taken | {"__module__": found.__module__, "__doc__": found.__doc__} | own)
 
-        @functools.wraps(inner)
-        def new(cls: type, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
-            if device is not None:
-                kwargs["device_index"] = torch.cuda._utils._get_device_index(device, optional=True)
-            return inner(cls, priority=priority, **kwargs)
 
-        made.__new__ = staticmethod(new)  # type: ignore[method-assign, assignment]
+def _replace_streams(patches: Patches, base: type) -> None:
+    make = vars(base)["__new__"].__func__
+
+    def new(cls: type, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+        if device is not None:
+            kwargs["device_index"] = torch.cuda._utils._get_device_index(device, optional=True)
+        return make(cls, priority=priority, **kwargs)
+
+    def new_external(cls: type, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        return new(cls, device, stream_ptr=stream_ptr, **kwargs)
+
+    stream = _on_top_of(base, torch.cuda.Stream, __new__=staticmethod(new))
+    external = _on_top_of(stream, torch.cuda.ExternalStream, __new__=staticmethod(new_external))
     for module in (torch.cuda, torch.cuda.streams):
-        patches.set(module, found.__name__, made)
+        patches.set(module, "Stream", stream)
+        patches.set(module, "ExternalStream", external)
+
+
+def _replace_events(patches: Patches, base: type) -> None:
+    event = _on_top_of(base, torch.cuda.Event)
+    for module in (torch.cuda, torch.cuda.streams):
+        patches.set(module, "Event", event)
