@@ -12,8 +12,8 @@ from jupyter_gpumem.devices import loaded_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_UNUSABLE = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What tensors of unusual layouts and freed graphs answer questions with."""
+_UNUSABLE = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What tensors of unusual layouts, freed graphs and tensors of a virtual card that is off answer questions with."""
 
 
 class Location(NamedTuple):
@@ -49,6 +49,8 @@ class Torch:
         self.optimizer: type | None = getattr(optim, "Optimizer", None)
         self._storages = (torch.UntypedStorage,)
         self._saved: dict[type, tuple[str, ...]] = {}
+        # What was saved can be asked for without unpacking it in newer versions of PyTorch only.
+        self._shows_data = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -128,11 +130,35 @@ class Torch:
             named = (name for name in dir(type(node)) if name.startswith("_raw_saved") or name == "variable")
             names = self._saved[type(node)] = tuple(named)
         for name in names:
-            with contextlib.suppress(*_UNUSABLE):  # freed by a backward pass
-                saved = getattr(node, name)
-                # `data` is what lies there, without the unpacking hook being run.
-                found += [one.data for one in (saved if isinstance(saved, tuple) else (saved,)) if one is not None]
+            with contextlib.suppress(*_UNUSABLE, _PythonRanError):  # freed by a backward pass, or packed by a hook
+                found += self._saved_by(node, name)
         return found
+
+    def _saved_by(self, node: Any, name: str) -> list[Any]:
+        """Return what a node keeps under a name, as it lies there: no unpacking hook is run."""
+        if name == "variable" or self._shows_data:
+            saved = getattr(node, name)
+            parts = saved if isinstance(saved, tuple) else (saved,)
+            return [part if name == "variable" else part.data for part in parts if part is not None]
+        public = name.removeprefix("_raw")
+        public = public if hasattr(type(node), public) else public.removeprefix("_")
+        profile = sys.getprofile()
+        sys.setprofile(_refuse)  # an unpacking hook could compute, copy or wait
+        try:
+            saved = getattr(node, public)
+        finally:
+            sys.setprofile(profile)
+        return list(saved) if isinstance(saved, tuple) else [saved]
+
+
+class _PythonRanError(Exception):
+    """A Python function was about to run where none may."""
+
+
+def _refuse(_frame: object, event: str, _value: object) -> None:
+    """Stop a Python function before it begins. As a profile function of this thread."""
+    if event == "call":
+        raise _PythonRanError
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:

@@ -129,6 +129,34 @@ def test_unpacking_hooks_are_not_run(gpu):
     assert found["graph", "z"].allocated >= 4 * MiB
 
 
+def test_older_versions_of_pytorch(gpu, monkeypatch):
+    """Where what was saved can only be had by unpacking it, that is done unless a hook would run."""
+    from jupyter_gpumem.holding import tensors
+
+    called = []
+
+    def unpack(packed):
+        called.append(packed)
+        return packed
+
+    class Old(tensors.Torch):
+        def __init__(self, torch):
+            super().__init__(torch)
+            self._shows_data = False
+
+    monkeypatch.setattr(tensors, "Torch", Old)
+    x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    z = (x * 2).exp().sum()
+    assert lines(books(x=x, z=z))["graph", "z"].allocated >= 4 * MiB
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
+        hooked = (x * 2).exp().sum()
+    before = sys.getprofile()
+    found = lines(books(x=x, hooked=hooked))
+    assert called == []
+    assert sys.getprofile() is before
+    assert ("graph", "hooked") not in found
+
+
 def test_a_freed_graph_holds_nothing(gpu):
     """After a backward pass the nodes are there, and what they saved is gone."""
     x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
