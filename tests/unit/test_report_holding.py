@@ -24,6 +24,7 @@ HOLDERS = (
     Holder("variable", "model", "model.fc.weight", "Net", 8, GiB, 0, ("opt",)),
     Holder("variable", "part", None, "float32 tensor of shape (3,)", 1, MiB, MiB, (), "uses 1 % of its storage"),
 )
+SHOWN_BY_NOBODY = "  Not attributed: memory that no Python object shows, such as what an operator saved for backward, or what a library"
 
 
 def test_holders():
@@ -42,8 +43,7 @@ def test_holders():
         "  model: the largest piece is model.fc.weight.",
         "  model: also held by opt.",
         "  part: uses 1 % of its storage.",
-        "  Not attributed: memory that no Python object shows, such as what an operator saved for backward, or what a "
-        "library",
+        SHOWN_BY_NOBODY,
         "    holds.",
         "  Not attributed: 2.00 MiB in 2 allocations made in forward, net.py:3.",
         "  5.00 MiB of tensors lie in memory that is not PyTorch's allocator's.",
