@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .comparison import WhatIf, whatif
     from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
+    from .live import Panel, panel
     from .measurement import Measure, measure
     from .overview import status
     from .recorder import record
@@ -31,6 +32,7 @@ _HOMES = {
     "InvalidValueError": "errors",
     "Measure": "measurement",
     "Measurement": "records",
+    "Panel": "live",
     "Recording": "recording",
     "RecordingError": "errors",
     "Status": "records",
@@ -38,6 +40,7 @@ _HOMES = {
     "UnavailableError": "errors",
     "WhatIf": "comparison",
     "measure": "measurement",
+    "panel": "live",
     "read_recording": "recording",
     "record": "recorder",
     "status": "overview",
@@ -50,6 +53,7 @@ __all__ = [
     "InvalidValueError",
     "Measure",
     "Measurement",
+    "Panel",
     "Recording",
     "RecordingError",
     "Status",
@@ -57,6 +61,7 @@ __all__ = [
     "UnavailableError",
     "WhatIf",
     "measure",
+    "panel",
     "read_recording",
     "record",
     "status",

@@ -120,6 +120,19 @@ class PeakLedger:
             self._unwatch_if_idle()
         return interval.spans
 
+    def read(self, interval: Interval) -> list[tuple[Backend, int, Counters, int | None]]:
+        """Return, of every ready device, its counters and the highest allocated value of an interval that stays open.
+
+        About 30 us for each device, on any thread.
+        """
+        found = []
+        with self._lock:
+            for backend, index in devices.ready_devices():
+                if interval.covers(backend, index):
+                    read = self._with_totals(backend, index, self._fold(backend, index, backend.stats(index)))
+                    found.append((backend, index, read, self._span(interval, backend, index).peak_allocated))
+        return found
+
     @property
     def open_intervals(self) -> int:
         """How many measurements are open now."""

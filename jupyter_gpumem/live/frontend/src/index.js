@@ -1,0 +1,104 @@
+// @ts-check
+/** The anywidget module: one store for each panel, any number of views of it, exactly one of them unfolded. */
+
+import "uplot/dist/uPlot.min.css";
+import "./panel.css";
+
+import { inLab, isDocked, unfolded } from "./placement.js";
+import { Store } from "./store.js";
+import { View } from "./view.js";
+
+/** @typedef {import("@anywidget/types").AnyModel<{ interval: number }>} Model */
+/** @typedef {import("./placement.js").Place & { view: View, id: string, visible: boolean, told: number | null | undefined }} Shown */
+
+/** Views give a sign of life this often; the kernel forgets those that are silent for much longer. */
+const SIGN_OF_LIFE = 30_000;
+
+export default () => {
+  /** @type {Set<Shown>} */
+  const shown = new Set();
+  /** @type {Store} */
+  let store;
+  /** @type {(message: Record<string, unknown>) => void} */
+  let send;
+  let order = 0;
+
+  function arrange() {
+    for (const one of shown) {
+      one.connected = one.view.element.isConnected;
+      one.docked = one.connected && isDocked(one.view.element);
+      one.view.docked = one.docked;
+    }
+    const open = unfolded(shown);
+    for (const one of shown) {
+      const text = open === null || one === open ? null : `GPU memory: shown ${open.docked ? "in the sidebar" : "in another place"}.`;
+      one.view.fold(text);
+      look(one);
+    }
+  }
+
+  /** Tell the kernel at which device a view looks, if that has changed. @param {Shown} one */
+  function look(one, again = false) {
+    const seen = one.visible && one.connected && !one.view.body.hidden && document.visibilityState === "visible";
+    const slot = seen ? store.settings.slot : null;
+    if (slot === one.told && !(again && slot !== null)) return;
+    const fresh = slot !== null && one.told === null;
+    one.told = slot;
+    send({ kind: "look", view: one.id, slot, fresh });
+  }
+
+  return {
+    /** @param {{ model: Model }} context */
+    initialize({ model }) {
+      store = new Store(model.get("interval"));
+      send = (message) => model.send(message);
+      const receive = (/** @type {any} */ content, /** @type {DataView[]} */ buffers) => store.receive(content, buffers);
+      model.on("msg:custom", receive);
+      const alive = setInterval(() => shown.forEach((one) => look(one, true)), SIGN_OF_LIFE);
+      const visibility = () => shown.forEach((one) => look(one));
+      document.addEventListener("visibilitychange", visibility);
+      return () => {
+        clearInterval(alive);
+        document.removeEventListener("visibilitychange", visibility);
+        model.off("msg:custom", receive);
+      };
+    },
+
+    /** @param {{ el: HTMLElement }} context */
+    render({ el }) {
+      const id = `${Date.now().toString(36)}-${++order}`;
+      /** @type {Shown} */
+      const one = {
+        view: new View(el, store, (message) => send({ view: id, ...message }), {
+          choose: () => {
+            one.chosen = performance.now();
+            arrange();
+          },
+        }),
+        id,
+        order,
+        connected: false,
+        docked: false,
+        chosen: 0,
+        visible: true,
+        told: undefined,
+      };
+      shown.add(one);
+      const sight = new IntersectionObserver(([entry]) => {
+        one.visible = entry.isIntersecting;
+        // Where it is can only be told once it is in the page; it may also have moved, or gone.
+        arrange();
+      });
+      sight.observe(el);
+      /** @type {any} */ (one.view.root).gpumem = one.view;
+      send({ kind: "hello", view: id, slot: store.settings.slot, lab: inLab() });
+      return () => {
+        sight.disconnect();
+        shown.delete(one);
+        send({ kind: "look", view: id, slot: null });
+        one.view.destroy();
+        arrange();
+      };
+    },
+  };
+};
