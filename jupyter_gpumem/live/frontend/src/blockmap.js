@@ -39,7 +39,8 @@ export class BlockMapView {
     this.pinned = null;
     this.drawMs = 0;
     this.scheduled = 0;
-    this.restyle();
+    this.colours = coloursOf(scroller);
+    this.fills = fills(this.colours, devicePixelRatio);
     scroller.addEventListener("scroll", () => this.draw());
     scroller.addEventListener("pointermove", (event) => this.hover(event));
     scroller.addEventListener("pointerleave", () => this.point(null));
@@ -59,7 +60,7 @@ export class BlockMapView {
 
   /** Lay the newest map out, and draw it soon. */
   update() {
-    const map = this.store.maps.get(this.store.settings.slot);
+    const { map } = this.store;
     const { order, toScale } = this.store.settings;
     const total = this.store.device?.total ?? null;
     const { rows, height } = map ? arrange(map, { order, toScale, total }) : { rows: [], height: 0 };

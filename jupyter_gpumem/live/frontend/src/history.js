@@ -54,6 +54,7 @@ export class History {
    * @param {Float64Array[]} older in order
    */
   merge(older) {
+    /** @type {Float64Array[]} */
     const known = Array.from({ length: this.length }, (_, i) => this.row(i));
     const times = new Set(known.map((row) => row[AT.time]));
     const all = known.concat(older.filter((row) => !times.has(row[AT.time])));

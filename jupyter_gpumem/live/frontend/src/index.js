@@ -27,7 +27,7 @@ export default () => {
     for (const one of shown) {
       one.connected = one.view.element.isConnected;
       one.docked = one.connected && isDocked(one.view.element);
-      one.view.docked = one.docked;
+      one.view.head.docked = one.docked;
     }
     const open = unfolded(shown);
     for (const one of shown) {
@@ -69,11 +69,9 @@ export default () => {
       const id = `${Date.now().toString(36)}-${++order}`;
       /** @type {Shown} */
       const one = {
-        view: new View(el, store, (message) => send({ view: id, ...message }), {
-          choose: () => {
-            one.chosen = performance.now();
-            arrange();
-          },
+        view: new View(el, store, (message) => send({ view: id, ...message }), () => {
+          one.chosen = performance.now();
+          arrange();
         }),
         id,
         order,

@@ -101,6 +101,21 @@ export class Store {
     this.changed("settings");
   }
 
+  /**
+   * Show or hide a line.
+   * @param {string} name
+   */
+  toggle(name) {
+    const hidden = new Set(this.settings.hidden);
+    if (!hidden.delete(name)) hidden.add(name);
+    this.set({ hidden });
+  }
+
+  /** Let the picture stand still, or follow again. */
+  pause() {
+    this.set({ paused: this.settings.paused === null ? this.latest : null, zoom: null });
+  }
+
   /** @param {number} slot */
   history(slot) {
     let found = this.histories.get(slot);
@@ -135,6 +150,25 @@ export class Store {
   /** The samples of the device that is shown. */
   get shown() {
     return this.history(this.settings.slot);
+  }
+
+  /** The newest map of the device that is shown. */
+  get map() {
+    return this.maps.get(this.settings.slot) ?? null;
+  }
+
+  /**
+   * The newest value of a series of the device that is shown; of a paused picture, its last.
+   * @param {string} name
+   * @returns {number | null}
+   */
+  newest(name) {
+    const { shown, settings } = this;
+    const last = (settings.paused === null ? shown.length : shown.from(settings.paused + 1e-3)) - 1;
+    if (last < 0) return null;
+    if (name !== "ratio") return shown.at(last, name);
+    const reserved = shown.at(last, "reserved");
+    return reserved ? 1 - shown.at(last, "allocated") / reserved : null;
   }
 
   /** The cell that runs, as far as is known here. */
