@@ -61,6 +61,8 @@ class Panel:
         self._dock: placement.Dock | None = None
         self._channel = channel or Channel(interval, self.received)
         self._heart = Heartbeat(self._beat, interval, clock=clock, on_error=self._failed)
+        # Whoever opens the panel looks at it; a view that comes while cells run is heard only after them.
+        self._attention.note("opening", 0, self._sampler.now())
         self._heart.start()
         self.place(docked=docked)
 
@@ -156,6 +158,7 @@ class Panel:
         """Take a message from a view."""
         kind, view = content.get("kind"), str(content.get("view", ""))
         if kind == "hello":
+            self._attention.note("opening", None, self._sampler.now())
             self._attention.note(view, int(content.get("slot", 0)), self._sampler.now())
             if content.get("lab") and self._dock is None:
                 self.dock()

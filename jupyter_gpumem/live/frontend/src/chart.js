@@ -82,7 +82,7 @@ export class Chart {
             ...axis,
             scale: "share",
             side: 1,
-            size: 38,
+            size: 44,
             grid: { show: false },
             splits: () => [0, 0.25, 0.5, 0.75, 1],
             values: (_u, marks) => marks.map((share) => `${Math.round(100 * share)} %`),
@@ -221,7 +221,8 @@ export class Chart {
     ctx.font = FONT.replace("11px", `600 ${10 * ratio}px`);
     ctx.textBaseline = "top";
     ctx.lineWidth = 1.5 * ratio;
-    let free = -Infinity;
+    /** Where the next label of each kind has room: they have a line each. */
+    const free = { oom: -Infinity, retry: -Infinity };
     for (const mark of this.store.shown.marks(start, end)) {
       const x = Math.round(u.valToPos(mark.time, "x", true));
       const oom = mark.kind === "oom";
@@ -234,11 +235,12 @@ export class Chart {
       const text = `${oom ? "OOM" : "flush"}${mark.amount > 1 ? ` ×${mark.amount}` : ""}`;
       const width = ctx.measureText(text).width + 6 * ratio;
       const left = x + width > bbox.left + bbox.width ? x - width : x;
-      if (left >= free) {
-        ctx.fillRect(left, bbox.top, width, 14 * ratio);
+      if (left >= free[mark.kind]) {
+        const top = bbox.top + (oom ? 0 : 15 * ratio);
+        ctx.fillRect(left, top, width, 14 * ratio);
         ctx.fillStyle = this.colours.surface;
-        ctx.fillText(text, left + 3 * ratio, bbox.top + 2 * ratio);
-        free = left + width;
+        ctx.fillText(text, left + 3 * ratio, top + 2 * ratio);
+        free[mark.kind] = left + width;
       }
     }
     ctx.restore();

@@ -2,6 +2,7 @@
 /** The head of the panel: which device, how the kernel is, pause and placement, and what is wrong if something is. */
 
 import { h, icon, write } from "./dom.js";
+import { inLab } from "./placement.js";
 
 /** @typedef {import("./store.js").Store} Store */
 /** @typedef {(message: Record<string, unknown>) => void} Send */
@@ -58,7 +59,7 @@ export class Head {
       this.pause.title = paused ? "Follow again (Space)" : "Let the picture stand still (Space)";
       this.pause.setAttribute("aria-label", this.pause.title);
     }
-    this.dock.hidden = !state?.can_dock || this.docked;
+    this.dock.hidden = !state?.can_dock || this.docked || !inLab();
     write(this.notice, this.wrong());
     this.notice.hidden = !this.notice.textContent;
     this.notice.classList.toggle("gm-error", Boolean(state?.error));

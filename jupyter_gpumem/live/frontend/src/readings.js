@@ -40,10 +40,11 @@ export class Readings {
     const mark = {
       type: "button",
       class: "gm-quiet",
+      "aria-label": "Restart peak",
       title: "Let the peak begin anew. Your own max_memory_allocated() stays as it is.",
       onclick: restartPeak,
     };
-    this.above = h("div", { class: "gm-bar gm-above" }, this.when, h("span", { class: "gm-fill" }), h("button", mark, icon(AGAIN), "restart peak"));
+    this.above = h("div", { class: "gm-bar gm-above" }, this.when, h("span", { class: "gm-fill" }), h("button", mark, icon(AGAIN), h("span", {}, "restart peak")));
     this.host = h("div", {
       class: "gm-chart",
       tabindex: "0",

@@ -1,0 +1,148 @@
+"""A notebook in a browser, as a user sees it, and the panels in it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+PREPARE = """
+%load_ext jupyter_gpumem
+import time
+from jupyter_gpumem import devices
+from tests.model_backend import ModelBackend
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+gpu = ModelBackend()
+devices.add_backend(gpu)
+"""
+
+OPEN = ".gpumem .gm-body:not([hidden])"
+"""A panel that is unfolded."""
+
+
+class NotebookPage:
+    """A page of a Jupyter application with one notebook.
+
+    Args:
+        page: Playwright's page.
+        server: the server to ask.
+        name: what the notebook is called.
+
+    Attributes:
+        errors: what was logged as an error since the notebook was there.
+        strangers: addresses outside this machine that were asked for.
+    """
+
+    def __init__(self, page: Any, server: Any, name: str) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.strangers: list[str] = []
+        self.root = server.root
+        self._server = server
+        self._path = "".join(c if c.isalnum() else "-" for c in name) + ".ipynb"
+        self._settled = False
+        page.on("console", lambda message: self._log(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self._log(str(error)))
+        page.context.on("request", self._requested)
+
+    def open(self, *cells: str) -> NotebookPage:
+        """Make a notebook of these cells, after one that adds a modelled device, and wait for its kernel."""
+        notebook = {
+            "cells": [
+                {"cell_type": "code", "id": f"c{n}", "metadata": {}, "outputs": [], "execution_count": None, "source": code}
+                for n, code in enumerate([PREPARE.strip(), *cells])
+            ],
+            "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        (self._server.root / self._path).write_text(json.dumps(notebook))
+        view = "lab/tree" if self._server.application == "lab" else "notebooks"
+        self.page.goto(f"{self._server.url}{view}/{self._path}")
+        self._wait_for_kernel()
+        self._settled = True
+        return self
+
+    def _wait_for_kernel(self) -> None:
+        self.page.wait_for_function(
+            "() => window.jupyterapp?.shell.currentWidget?.context?.sessionContext.session?.kernel?.connectionStatus"
+            " === 'connected' && document.querySelector('.jp-Notebook .jp-Cell')"
+        )
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """Do what a menu entry does, and do not wait for it."""
+        self.page.evaluate("([name, args]) => { window.jupyterapp.commands.execute(name, args); }", [name, arguments])
+
+    def run_all(self) -> None:
+        """Run every cell, and return at once."""
+        self.command("notebook:run-all-cells")
+
+    def run(self, number: int) -> None:
+        """Run one cell, the first is 0, and return at once."""
+        self.page.locator(".jp-Notebook .jp-Cell").nth(number).locator(".jp-InputPrompt").click()
+        self.command("notebook:run-cell")
+
+    def prompt(self, number: int) -> str:
+        """Return what stands before a cell: `[*]:` while it runs or waits, `[3]:` afterwards."""
+        return self.page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").nth(number).inner_text()
+
+    def wait_for_prompt(self, number: int, text: str | None = None) -> None:
+        """Return when a cell has run, or its prompt is that text."""
+        done = f"t => t === {json.dumps(text)}" if text else r"t => /^\[\d+\]:$/.test(t)"
+        self.page.wait_for_function(
+            f"n => ({done})(document.querySelectorAll('.jp-Notebook .jp-Cell .jp-InputPrompt')[n]?.innerText.trim() ?? '')",
+            arg=number,
+        )
+
+    def reload(self) -> None:
+        """Load the page anew, as F5 does; the kernel lives on."""
+        self._settled = False
+        self.page.reload()
+        self._wait_for_kernel()
+        self._settled = True
+
+    # Panels
+
+    def wait_for_panel(self, *, docked: bool | None = None) -> Any:
+        """Return the one unfolded panel, once there are samples in it."""
+        where = {None: "", True: ".jupyterlab-sidecar ", False: ".jp-Notebook "}[docked]
+        self.page.wait_for_function(
+            "where => [...document.querySelectorAll(where)].some(e => e.parentElement.gpumem.store.shown.length > 1)",
+            arg=where + OPEN,
+        )
+        return self.page.locator(where + OPEN)
+
+    def panels(self) -> int:
+        """Return how many panels are unfolded."""
+        return self.page.locator(OPEN).count()
+
+    def value(self, expression: str) -> Any:
+        """Return a value of the unfolded panel: `view` is its view, `store` what it knows."""
+        script = f"selector => {{ const view = document.querySelector(selector).parentElement.gpumem; const store = view.store; return {expression}; }}"
+        return self.page.evaluate(script, OPEN)
+
+    def wait_for_value(self, condition: str) -> None:
+        """Return when a condition on the unfolded panel holds."""
+        self.page.wait_for_function(
+            "selector => { const root = document.querySelector(selector)?.parentElement; if (!root) return false; "
+            f"const view = root.gpumem; const store = view.store; return {condition}; }}",
+            arg=OPEN,
+        )
+
+    # What may not happen
+
+    def _log(self, text: str) -> None:
+        if self._settled:
+            self.errors.append(text)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self._server.url, self._server.url.replace("http:", "ws:"), "data:", "blob:")):
+            self.strangers.append(request.url)
+
+    def close(self) -> None:
+        """Shut the kernel down."""
+        sessions = json.load(urllib.request.urlopen(f"{self._server.url}api/sessions"))
+        for session in sessions:
+            if session["path"] == self._path:
+                url = f"{self._server.url}api/sessions/{session['id']}"
+                urllib.request.urlopen(urllib.request.Request(url, method="DELETE"))
