@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ class ModelBackend:
         total: bytes of each device.
         devices: how many there are.
         settings: the allocator's settings, as PyTorch writes them.
+
+    Attributes:
+        others, context: bytes of other processes, and of this one outside the allocator.
+        broken: what reading the counters raises, if it does.
+        emptied: how often the cache was emptied.
+        stacks: whether blocks know the line that allocated them, as with a recording.
     """
 
     kind = "fake"
@@ -35,6 +42,9 @@ class ModelBackend:
         self.others = 512 * MiB
         self.context = 300 * MiB
         self.broken: Exception | None = None
+        self.emptied = 0
+        self.stacks = False
+        self._frames: dict[int, list[dict[str, Any]]] = {}
         self._total = total
         self._watchers: list[Watcher] = []
         self._lock = threading.RLock()
@@ -44,7 +54,12 @@ class ModelBackend:
     def allocate(self, size: int, index: int = 0, **where: Any) -> int:
         """Take memory; returns its address."""
         with self._lock:
-            return self.allocators[index].malloc(size, **where)
+            address = self.allocators[index].malloc(size, **where)
+            frame = sys._getframe(1)
+            code = frame.f_code
+            site = {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
+            self._frames[address] = [site] if self.stacks else []
+            return address
 
     def free(self, address: int, index: int = 0) -> None:
         """Give an allocation back to the cache."""
@@ -59,10 +74,12 @@ class ModelBackend:
                 self.free(address, index)
         return addresses[2::5]
 
-    def empty_cache(self, index: int = 0) -> None:
-        """Give unused segments back to the driver."""
+    def empty_cache(self) -> None:
+        """Give unused segments of every device back to the driver."""
+        self.emptied += 1
         with self._lock:
-            self.allocators[index].empty_cache()
+            for one in self.allocators:
+                one.empty_cache()
 
     # What a `Backend` answers.
 
@@ -92,7 +109,12 @@ class ModelBackend:
 
     def segments(self, index: int) -> list[dict[str, Any]] | None:
         with self._lock:
-            return self.allocators[index].snapshot()
+            segments = self.allocators[index].snapshot()
+            for segment in segments:
+                for block in segment["blocks"]:
+                    live = block["state"] != "inactive"
+                    block["frames"] = self._frames.get(block["address"], []) if live else []
+            return segments
 
     def settings(self) -> dict[str, Any]:
         return {}

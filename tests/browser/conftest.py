@@ -137,11 +137,11 @@ def browser():
 def _page(browser, server: Server, request: pytest.FixtureRequest) -> Iterator[NotebookPage]:
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.set_default_timeout(1000 * PATIENCE)
-    one = NotebookPage(context.new_page(), server, request.node.name)
+    one = NotebookPage(context.new_page(), server, request.node.name, ARTIFACTS)
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
     try:
         yield one
     finally:
-        ARTIFACTS.mkdir(parents=True, exist_ok=True)
         one.page.screenshot(path=ARTIFACTS / f"{request.node.name}.png")
         one.close()
         context.close()

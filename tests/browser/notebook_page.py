@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from pathlib import Path  # noqa: TC003
 from typing import Any
 
 PREPARE = """
@@ -27,17 +28,19 @@ class NotebookPage:
         page: Playwright's page.
         server: the server to ask.
         name: what the notebook is called.
+        artifacts: where what a test leaves is kept.
 
     Attributes:
         errors: what was logged as an error since the notebook was there.
         strangers: addresses outside this machine that were asked for.
     """
 
-    def __init__(self, page: Any, server: Any, name: str) -> None:
+    def __init__(self, page: Any, server: Any, name: str, artifacts: Path) -> None:
         self.page = page
         self.errors: list[str] = []
         self.strangers: list[str] = []
         self.root = server.root
+        self.artifacts = artifacts
         self._server = server
         self._path = "".join(c if c.isalnum() else "-" for c in name) + ".ipynb"
         self._settled = False
@@ -101,6 +104,19 @@ class NotebookPage:
         self._wait_for_kernel()
         self._settled = True
 
+    def save(self) -> None:
+        """Save the notebook, with its outputs."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+
+    def restart(self) -> None:
+        """Restart the kernel, and wait for it."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.restartKernel()")
+
+    @property
+    def is_lab(self) -> bool:
+        """Whether this is JupyterLab."""
+        return self._server.application == "lab"
+
     # Panels
 
     def wait_for_panel(self, *, docked: bool | None = None) -> Any:
@@ -128,6 +144,12 @@ class NotebookPage:
             f"const view = root.gpumem; const store = view.store; return {condition}; }}",
             arg=OPEN,
         )
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep a measured value beside the screenshots."""
+        path = self.artifacts / "measured.jsonl"
+        with path.open("a") as file:
+            file.write(json.dumps({name: value}) + "\n")
 
     # What may not happen
 

@@ -224,7 +224,7 @@ export function paint(row, width) {
   for (let i = 0; i < row.entries.length; i++) {
     const { state } = row.entries[i];
     const end = row.ends[i] * width;
-    const first = Math.ceil(start - 1e-6);
+    const first = Math.max(0, Math.ceil(start - 1e-6));
     const last = Math.floor(end + 1e-6);
     if (last > first) {
       add(first - 1, first - start, state);
