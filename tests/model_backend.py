@@ -56,6 +56,8 @@ class ModelBackend:
         with self._lock:
             address = self.allocators[index].malloc(size, **where)
             frame = sys._getframe(1)
+            while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+                frame = frame.f_back
             code = frame.f_code
             site = {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
             self._frames[address] = [site] if self.stacks else []

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from .widget import installed
+from .widget import close_widget, installed
 
 TITLE = "GPU memory"
 
@@ -55,4 +55,4 @@ class Dock:
 
     def close(self) -> None:
         """Take it out of the sidebar."""
-        self._sidecar.close()
+        close_widget(self._sidecar)

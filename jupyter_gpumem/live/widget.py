@@ -47,6 +47,13 @@ def installed(package: str) -> str | None:
         return None
 
 
+def close_widget(widget: Any) -> None:
+    """Close a widget and the one that holds its layout, which would stay."""
+    layout = widget.layout
+    widget.close()
+    layout.close()
+
+
 @functools.cache
 def _widget_class() -> Any:
     import anywidget
@@ -80,7 +87,7 @@ class Channel:
     def close(self) -> None:
         """Take the widget out of every page."""
         self.widget.on_msg(self._unpack, remove=True)
-        self.widget.close()
+        close_widget(self.widget)
 
     def mimebundle(self) -> dict[str, Any]:
         """Return what a front end shows as a view of this widget."""

@@ -60,7 +60,9 @@ class NotebookPage:
             "nbformat_minor": 5,
         }
         (self._server.root / self._path).write_text(json.dumps(notebook))
-        view = "lab/tree" if self._server.application == "lab" else "notebooks"
+        # A workspace of its own, so that JupyterLab does not open what other tests had open.
+        workspace = f"lab/workspaces/{self._path.removesuffix('.ipynb')}/tree"
+        view = workspace if self.is_lab else "notebooks"
         self.page.goto(f"{self._server.url}{view}/{self._path}")
         self._wait_for_kernel()
         self._settled = True
@@ -110,7 +112,15 @@ class NotebookPage:
 
     def restart(self) -> None:
         """Restart the kernel, and wait for it."""
+        self._settled = False  # JupyterLab itself logs that the debugger's requests were cancelled
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.restartKernel()")
+        self._wait_for_kernel()
+        self._settled = True
+
+    def close_sidebar_tab(self, title: str) -> None:
+        """Close a tab of the right sidebar, as its cross does."""
+        script = "title => [...window.jupyterapp.shell.widgets('right')].find(one => one.title.label === title).dispose()"
+        self.page.evaluate(script, title)
 
     @property
     def is_lab(self) -> bool:

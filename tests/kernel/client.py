@@ -28,7 +28,7 @@ class Reply:
     """What came back for one cell.
 
     `displays`, `updates` of them and `results` are MIME bundles; `errors` are the `error` messages as
-    `(name, value, traceback)`.
+    `(name, value, traceback)`; `comms` are the data of messages between widgets and their kernel side.
     """
 
     content: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class Reply:
     updates: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     errors: list[tuple[str, str, str]] = field(default_factory=list)
+    comms: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def status(self) -> str:
@@ -150,6 +151,11 @@ class Kernel:
         while text not in self._replies.setdefault(request, Reply()).stdout:
             self._take()
 
+    @property
+    def comms(self) -> list[dict[str, Any]]:
+        """The data of all messages between widgets and their kernel side so far."""
+        return [data for reply in self._replies.values() for data in reply.comms]
+
     def interrupt(self) -> None:
         """Send the signal that the interrupt button sends."""
         self.manager.signal_kernel(signal.SIGINT)
@@ -184,6 +190,8 @@ class Kernel:
             reply.displays.append(content["data"])
         elif kind == "update_display_data":
             reply.updates.append(content["data"])
+        elif kind == "comm_msg":
+            reply.comms.append(content["data"])
         elif kind == "execute_result":
             reply.results.append(content["data"])
         elif kind == "error":
