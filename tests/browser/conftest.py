@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts" / "browser"
 CHROMIUM = os.environ.get("GPUMEM_CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-PATIENCE = 40
+PATIENCE = 120
 
 SETTINGS = {
     # Looks for news, which is a request of the server's to the world.

@@ -51,7 +51,14 @@ export default () => {
     /** @param {{ model: Model }} context */
     initialize({ model }) {
       store = new Store(model.get("interval"));
-      send = (message) => model.send(message);
+      send = (message) => {
+        try {
+          model.send(message);
+        } catch (error) {
+          // Its kernel has gone, and nobody is there to be told; views that are taken away still try.
+          console.debug("gpumem: not sent", message, error);
+        }
+      };
       const receive = (/** @type {any} */ content, /** @type {DataView[]} */ buffers) => store.receive(content, buffers);
       model.on("msg:custom", receive);
       const alive = setInterval(() => shown.forEach((one) => look(one, true)), SIGN_OF_LIFE);
