@@ -80,6 +80,7 @@ class Panel:
         if self._may_dock and not self._closed:
             self._undock()
             self._dock = placement.Dock(self._channel.mimebundle())
+            self._post(self._state())
 
     def _undock(self) -> None:
         dock, self._dock = self._dock, None
@@ -236,6 +237,7 @@ class Panel:
                 "error": None if self._error is None else _sentence(self._error),
                 "recording": recording(),
                 "can_dock": self._may_dock,
+                "models": {"panel": self._channel.identity, "dock": self._dock.identity if self._dock else None},
             }
             | more,
             [],

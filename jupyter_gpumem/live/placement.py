@@ -53,6 +53,11 @@ class Dock:
         self._sidecar = Sidecar(title=TITLE)
         self._sidecar.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
 
+    @property
+    def identity(self) -> str:
+        """The model id of its widget."""
+        return str(self._sidecar.model_id)
+
     def close(self) -> None:
         """Take it out of the sidebar."""
         close_widget(self._sidecar)

@@ -80,6 +80,11 @@ class Channel:
         self._received = received
         self.widget.on_msg(self._unpack)
 
+    @property
+    def identity(self) -> str:
+        """The widget's model id."""
+        return str(self.widget.model_id)
+
     def send(self, message: Message) -> None:
         """Send a message to every view. Thread-safe as far as one caller at a time goes."""
         self.widget.send(message.content, message.buffers)
@@ -91,7 +96,7 @@ class Channel:
 
     def mimebundle(self) -> dict[str, Any]:
         """Return what a front end shows as a view of this widget."""
-        return {MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}}
+        return {MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": self.identity}}
 
     def _unpack(self, widget: Any, content: Any, buffers: Any) -> None:  # noqa: ARG002 - ipywidgets' signature
         if isinstance(content, dict):

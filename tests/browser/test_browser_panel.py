@@ -107,6 +107,10 @@ def test_restart_leaves_one_panel(anywhere):
     anywhere.open("%gpumem_panel").run_all()
     anywhere.wait_for_panel()
     anywhere.restart()
+    line = "GPU memory: the kernel has ended or was restarted. Run %gpumem_panel again."
+    anywhere.page.locator(".gm-folded", has_text=line).wait_for()
+    assert anywhere.panels() == 0
+    anywhere.page.wait_for_function("document.querySelectorAll('.jupyterlab-sidecar').length === 0")
     anywhere.run_all()
     anywhere.wait_for_prompt(1, "[2]:")
     anywhere.wait_for_value("store.silence < 1 && store.shown.length > 4")

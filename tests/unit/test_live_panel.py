@@ -44,6 +44,8 @@ class Steps(Clock):
 class Pipe:
     """What stands for the widget: keeps what was sent."""
 
+    identity = "m"
+
     def __init__(self):
         self.sent = []
         self.closed = False

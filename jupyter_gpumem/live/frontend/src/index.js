@@ -23,6 +23,19 @@ export default () => {
   let send;
   let order = 0;
 
+  /**
+   * Find out whether the kernel has gone, when the page says that something about that has changed. Then the tab in the
+   * sidebar goes too: nobody else would close it (jupyter-widgets/jupyterlab-sidecar#112).
+   * @param {any} manager
+   */
+  async function liveness(manager) {
+    const models = store.state?.models;
+    if (!models) return;
+    store.ended = !(await manager.get_model(models.panel)).comm_live;
+    if (store.ended && models.dock && manager.has_model(models.dock)) (await manager.get_model(models.dock)).close(true);
+    arrange();
+  }
+
   function arrange() {
     for (const one of shown) {
       one.connected = one.view.element.isConnected;
@@ -31,8 +44,9 @@ export default () => {
     }
     const open = unfolded(shown);
     for (const one of shown) {
-      const text = open === null || one === open ? null : `GPU memory: shown ${open.docked ? "in the sidebar" : "in another place"}.`;
-      one.view.fold(text);
+      const elsewhere = open === null || one === open ? null : open.docked ? "shown in the sidebar." : "shown in another place.";
+      const why = store.ended ? "the kernel has ended or was restarted. Run %gpumem_panel again." : elsewhere;
+      one.view.fold(why && `GPU memory: ${why}`, !store.ended);
       look(one);
     }
   }
@@ -40,7 +54,7 @@ export default () => {
   /** Tell the kernel at which device a view looks, if that has changed. @param {Shown} one */
   function look(one, again = false) {
     const seen = one.visible && one.connected && !one.view.body.hidden && document.visibilityState === "visible";
-    const slot = seen ? store.settings.slot : null;
+    const slot = seen && !store.ended ? store.settings.slot : null;
     if (slot === one.told && !(again && slot !== null)) return;
     const fresh = slot !== null && one.told === null;
     one.told = slot;
@@ -61,13 +75,16 @@ export default () => {
       };
       const receive = (/** @type {any} */ content, /** @type {DataView[]} */ buffers) => store.receive(content, buffers);
       model.on("msg:custom", receive);
-      const alive = setInterval(() => shown.forEach((one) => look(one, true)), SIGN_OF_LIFE);
+      const alive = () => liveness(model.widget_manager);
+      model.on("comm_live_update", alive);
+      const signs = setInterval(() => shown.forEach((one) => look(one, true)), SIGN_OF_LIFE);
       const visibility = () => shown.forEach((one) => look(one));
       document.addEventListener("visibilitychange", visibility);
       return () => {
-        clearInterval(alive);
+        clearInterval(signs);
         document.removeEventListener("visibilitychange", visibility);
         model.off("msg:custom", receive);
+        model.off("comm_live_update", alive);
       };
     },
 

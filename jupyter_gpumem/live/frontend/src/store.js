@@ -42,6 +42,8 @@ export class Store {
     this.pending = new Map();
     /** @type {import("./types").Answer | null} */
     this.answer = null;
+    /** Whether the kernel has gone: nothing will come any more. */
+    this.ended = false;
     this.arrived = 0;
     this.messages = 0;
     /** @type {Settings} */

@@ -22,6 +22,7 @@ export interface State {
   error: string | null;
   recording: { running: boolean; kept: boolean };
   can_dock: boolean;
+  models: { panel: string; dock: string | null };
   answer?: Answer;
 }
 

@@ -33,7 +33,8 @@ export class View {
       ...[this.segments.element, this.buttons.element],
     );
     this.why = h("span");
-    this.folded = h("div", { class: "gm-folded", hidden: true }, this.why, h("button", { type: "button", onclick: choose }, "Show here"));
+    this.here = h("button", { type: "button", onclick: choose }, "Show here");
+    this.folded = h("div", { class: "gm-folded", hidden: true }, this.why, this.here);
     this.root = h("div", { class: "gpumem" }, this.folded, this.body);
     element.append(this.root);
 
@@ -58,8 +59,10 @@ export class View {
   /**
    * Fold to one line, or unfold.
    * @param {string | null} why
+   * @param {boolean} [choosable] whether it can be unfolded here
    */
-  fold(why) {
+  fold(why, choosable = true) {
+    this.here.hidden = !choosable;
     const changed = this.body.hidden !== (why !== null);
     this.body.hidden = why !== null;
     this.folded.hidden = why === null;
