@@ -61,7 +61,11 @@ class Heartbeat:
         self._beat = beat
         self._clock = clock or Clock()
         self._on_error = on_error
-        self._forget_thread()
+        self._thread: threading.Thread | None = None
+        self._beating = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = True
+        self._held = False
         _heartbeats.add(self)
 
     def start(self) -> None:
@@ -121,7 +125,7 @@ class Heartbeat:
             self._beating.release()
 
     def _forget_thread(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._beating = threading.Lock()
         self._wake = threading.Event()
         self._stopped = True

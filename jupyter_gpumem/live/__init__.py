@@ -5,6 +5,6 @@ holds the JavaScript, which the build bundles into `static`.
 """
 
 from .controller import Panel
-from .opening import close, opened, panel
+from .opening import close, opened, panel, text_line
 
-__all__ = ["Panel", "close", "opened", "panel"]
+__all__ = ["Panel", "close", "opened", "panel", "text_line"]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts" / "browser"
-CHROMIUM = os.environ.get("GPUMEM_CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+CHROMIUM = os.environ.get("GPUMEM_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None
+)
 PATIENCE = 120
 
 SETTINGS = {
@@ -64,7 +66,12 @@ class Server:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
         options = ["--no-browser", "--allow-root", "--expose-app-in-browser", f"--port={self.port}"]
-        options += ["--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}"]
+        options += [
+            "--IdentityProvider.token=",
+            "--ServerApp.disable_check_xsrf=True",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.root}",
+        ]
         self.log = home / "log"
         with self.log.open("w") as log:
             command = [sys.executable, "-m", "jupyter", application, *options]

@@ -52,7 +52,14 @@ class NotebookPage:
         """Make a notebook of these cells, after one that adds a modelled device, and wait for its kernel."""
         notebook = {
             "cells": [
-                {"cell_type": "code", "id": f"c{n}", "metadata": {}, "outputs": [], "execution_count": None, "source": code}
+                {
+                    "cell_type": "code",
+                    "id": f"c{n}",
+                    "metadata": {},
+                    "outputs": [],
+                    "execution_count": None,
+                    "source": code,
+                }
                 for n, code in enumerate([PREPARE.strip(), *cells])
             ],
             "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
@@ -119,7 +126,9 @@ class NotebookPage:
 
     def close_sidebar_tab(self, title: str) -> None:
         """Close a tab of the right sidebar, as its cross does."""
-        script = "title => [...window.jupyterapp.shell.widgets('right')].find(one => one.title.label === title).dispose()"
+        script = (
+            "title => [...window.jupyterapp.shell.widgets('right')].find(one => one.title.label === title).dispose()"
+        )
         self.page.evaluate(script, title)
 
     @property

@@ -57,12 +57,18 @@ def test_panel_shows_where_memory_is_stranded(anywhere):
     anywhere.open("%gpumem_panel --inline", "gpu.stacks = True\nkept = gpu.fragment(4)").run_all()
     panel = anywhere.wait_for_panel()
     anywhere.wait_for_value("store.map?.summary.segments === 4")
-    assert anywhere.value("store.map.segments[0].entries.map(e => [e.size / 2**20, e.state])") == [[8, 0], [4, 1], [8, 0]]
+    assert anywhere.value("store.map.segments[0].entries.map(e => [e.size / 2**20, e.state])") == [
+        [8, 0],
+        [4, 1],
+        [8, 0],
+    ]
     assert panel.locator(".gm-summary").inner_text().split("\n") == [
         *("returnable", "0 B", "stranded", "64.00 MiB", "largest fit", "8.00 MiB")
     ]
     box = panel.locator(".gm-scroll").bounding_box()
-    row, bar = anywhere.value("[view.segments.blocks.rows[1].y + 4, view.segments.blocks.extent(view.segments.blocks.rows[1])]")
+    row, bar = anywhere.value(
+        "[view.segments.blocks.rows[1].y + 4, view.segments.blocks.extent(view.segments.blocks.rows[1])]"
+    )
     seen = {}
     for share in (0.2, 0.5):
         x = bar["left"] + share * bar["width"]
@@ -194,7 +200,9 @@ def test_keyboard_reaches_everything(lab):
         ".filter(e => e.checkVisibility() && !e.disabled && e.tabIndex < 0).length"
     )
     assert reachable == 0
-    unnamed = "[...view.body.querySelectorAll('button, select')].filter(e => !(e.ariaLabel || e.innerText.trim())).length"
+    unnamed = (
+        "[...view.body.querySelectorAll('button, select')].filter(e => !(e.ariaLabel || e.innerText.trim())).length"
+    )
     assert lab.value(unnamed) == 0
     panel.locator(".gm-chart").focus()
     lab.page.keyboard.press("ArrowLeft")
@@ -212,12 +220,16 @@ def test_keyboard_reaches_everything(lab):
 
 def test_twenty_thousand_blocks_are_drawn_in_one_frame(lab):
     """The whole map of 20,000 blocks is drawn within the 16 ms of a frame."""
-    lab.open("%gpumem_panel --inline", "kept = [gpu.allocate(4096) for _ in range(20_000)]\nfor a in kept[::2]: gpu.free(a)")
+    lab.open(
+        "%gpumem_panel --inline", "kept = [gpu.allocate(4096) for _ in range(20_000)]\nfor a in kept[::2]: gpu.free(a)"
+    )
     lab.run_all()
     lab.wait_for_panel()
     lab.wait_for_value("store.map?.summary.blocks >= 20000")
     script = "(() => { const b = view.segments.blocks; b.scroller.style.maxHeight = '3000px'; const t = [];"
-    script += "for (let i = 0; i < 20; i++) { const s = performance.now(); b.drawNow(); t.push(performance.now() - s); }"
+    script += (
+        "for (let i = 0; i < 20; i++) { const s = performance.now(); b.drawNow(); t.push(performance.now() - s); }"
+    )
     times = lab.value(f"{script} b.scroller.style.maxHeight = ''; return t.sort((a, b) => a - b); }})()")
     lab.note("draw_20000_blocks_ms", {"median": times[10], "least": times[0], "most": times[-1]})
     assert lab.value("view.segments.blocks.rows.reduce((n, row) => n + row.entries.length, 0)") >= 20_000

@@ -169,7 +169,9 @@ def test_buttons_reach_the_kernel_and_are_answered(panel_kernel):
 
 def test_panels_are_refused_on_ipykernel_7_0(opened):
     """On an ipykernel whose threads cannot send, one line says to upgrade, and nothing is left open."""
-    opened.run("from jupyter_gpumem.live import widget\nkeep, widget.installed = widget.installed, lambda package: '7.0.1'")
+    opened.run(
+        "from jupyter_gpumem.live import widget\nkeep, widget.installed = widget.installed, lambda package: '7.0.1'"
+    )
     reply = opened.run("%gpumem_panel")
     assert reply.status == "error"
     assert "%gpumem_panel: ipykernel 7.0.1 cannot show" in reply.stderr

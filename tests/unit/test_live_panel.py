@@ -263,7 +263,9 @@ def test_a_click_while_a_cell_runs_waits_for_its_end(driven, gpu):
     assert gpu.emptied == 1
     driven.step()
     answers = [m.content["answer"] for m in driven.pipe.sent if "answer" in m.content]
-    assert answers == [{"id": "click-0", "name": "empty", "text": "64.00 MiB given back to the driver", "failed": False}]
+    assert answers == [
+        {"id": "click-0", "name": "empty", "text": "64.00 MiB given back to the driver", "failed": False}
+    ]
 
 
 def test_a_click_between_cells_acts_at_once_and_once(driven, gpu):

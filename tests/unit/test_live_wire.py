@@ -25,7 +25,11 @@ def packed(gpu, most=40_000):
     sizes = struct.unpack_from(f"<{n}d", blocks)
     counts = struct.unpack_from(f"<{n}I", blocks, 8 * n)
     lines = struct.unpack_from(f"<{n}H", blocks, 12 * n)
-    return head, [(*a, *b) for a, b in zip(shapes, tables, strict=True)], list(zip(sizes, counts, lines, blocks[14 * n :], strict=True))
+    return (
+        head,
+        [(*a, *b) for a, b in zip(shapes, tables, strict=True)],
+        list(zip(sizes, counts, lines, blocks[14 * n :], strict=True)),
+    )
 
 
 @pytest.fixture
@@ -42,7 +46,10 @@ def test_states_streams_and_pools(gpu):
     head, segments, entries = packed(gpu)
     assert head["streams"] == [0, 7] or head["streams"] == [7, 0]
     assert head["pools"] == [[0, 0], [0, 1]]
-    by_size = {size: (head["streams"][stream], tuple(head["pools"][pool]), flags) for _, size, stream, pool, flags, _ in segments}
+    by_size = {
+        size: (head["streams"][stream], tuple(head["pools"][pool]), flags)
+        for _, size, stream, pool, flags, _ in segments
+    }
     assert by_size[2 * MiB] == (0, (0, 0), SMALL)
     assert (7, (0, 0), 0) in by_size.values() or by_size[20 * MiB][0] in (0, 7)
     assert {(size, state) for size, _, _, state in entries} == {

@@ -56,9 +56,7 @@ def test_a_row_holds_what_the_counters_say(sampler, gpu, clock):
     gpu.allocate(MiB)
     clock.time += 2
     (sample,) = sampler.read()
-    assert sample._replace(external=0.0) == Sample(
-        1e6 + 2, 0, 0, MiB, 32 * MiB, 30 * MiB, gpu.others, 0.0, 0, 0
-    )
+    assert sample._replace(external=0.0) == Sample(1e6 + 2, 0, 0, MiB, 32 * MiB, 30 * MiB, gpu.others, 0.0, 0, 0)
     assert math.isnan(sample.external)
     assert sampler.latest() == pytest.approx([sample], nan_ok=True)
 
