@@ -6,15 +6,18 @@ Exit codes: 0 for success, 1 when nothing could be shown, 2 for what was asked i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
+import shutil
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import report
 from .comparison import whatif
+from .demo import make_demo
 from .errors import GpumemError
 from .overview import status
 from .recording import read_recording
@@ -26,6 +29,16 @@ if TYPE_CHECKING:
     from .comparison import WhatIf
     from .recording import Recording
     from .records import Record
+
+
+_NO_CARD = "the driver shows no GPU on this machine; try nvidia-smi"
+_DEMO = (
+    "A made-up training run: 60 steps on batches of changing length, played by the allocator model. No GPU was used.",
+    "For a run of your own, on its machine:",
+    "in a notebook: %load_ext jupyter_gpumem, then %gpumem_record start, train, %gpumem_record save run.pickle.gz",
+    'in a script: with jupyter_gpumem.record("run.pickle.gz"): train()',
+    "then anywhere: jupyter gpumem whatif run.pickle.gz",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,18 +96,38 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("report", help="what a recording holds, and what other settings would do to it")
     _add_recording(command)
     command.set_defaults(run=_report, settings=None)
+
+    command = commands.add_parser(
+        "demo",
+        help="status, report and what-if of a made-up training run, without a GPU",
+        description="Show what status, report and whatif say about a made-up training run on batches of changing "
+        "length. The allocator model makes it up: no GPU and no PyTorch is needed.",
+    )
+    _add_jobs(command)
+    command.set_defaults(run=_demo)
     return parser
 
 
 def _add_recording(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="a recording")
     command.add_argument(
-        "--memory", metavar="SIZE", help="the card to assume, such as 24GiB; default: the recorded one"
+        "--memory",
+        metavar="SIZE",
+        help="the card to assume, such as 24GiB; default: the recorded one (JSON: assumed_memory; the recorded one is "
+        "total_memory)",
     )
     command.add_argument(
-        "--limit", metavar="SIZE|off", default="recorded", help="the cap on reserved memory; default: the recorded one"
+        "--limit",
+        metavar="SIZE|off",
+        default="recorded",
+        help="the cap on reserved memory to assume; default: the recorded one (JSON: assumed_limit; the recorded one "
+        "is limit)",
     )
     command.add_argument("-d", "--device", type=int, metavar="N", help="which device; default: that with most events")
+    _add_jobs(command)
+
+
+def _add_jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="how many processes work at once")
     _add_json(command)
 
@@ -104,11 +137,20 @@ def _add_json(command: argparse.ArgumentParser) -> None:
 
 
 def _show(record: Record, *, as_json: bool) -> None:
-    print(json.dumps(record.to_dict(), indent=1) if as_json else report.mimebundle(record)["text/plain"])
+    print(json.dumps(record.to_dict(), indent=1) if as_json else _text(report.sheets(record)))
+
+
+def _text(sheets: list[report.Sheet]) -> str:
+    """Return sheets as text, no wider than the terminal if there is one."""
+    return report.to_text(sheets, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 
 def _status(options: argparse.Namespace) -> int:
     found = status()
+    if all(one.counters is None for one in found.devices):
+        # What this process has done with a GPU says nothing: those that were asked about are others.
+        missing = None if found.devices else _NO_CARD
+        found = dataclasses.replace(found, missing=missing)
     _show(found, as_json=options.json)
     return 0 if found.devices else 1
 
@@ -117,13 +159,34 @@ def _report(options: argparse.Namespace) -> int:
     recording = read_recording(options.file)
     if not any(map(recording.events, recording.devices)):  # a snapshot of the memory alone: nothing to replay
         about: dict[str, Any] = {"recording": recording.to_dict(), "check": None, "results": []}
-        print(json.dumps(about, indent=1) if options.json else report.to_text(report.recording_sheets(recording)))
+        print(json.dumps(about, indent=1) if options.json else _text(report.recording_sheets(recording)))
         return 0
     result = _compared(recording, options)
     if options.json:
         print(json.dumps(result.to_dict(), indent=1))
     else:
-        print(report.to_text([*report.recording_sheets(recording), *report.whatif_sheets(result)]))
+        print(_text([*report.recording_sheets(recording), *report.whatif_sheets(result)]))
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    demo = make_demo()
+    with Progress.on_terminal(sys.stderr) as progress:
+        result = whatif(demo.recording, jobs=options.jobs, progress=progress)
+    if options.json:
+        print(json.dumps({"status": demo.status.to_dict(), **result.to_dict()}, indent=1))
+        return 0
+    recorded = (*report.recording_sheets(demo.recording), *report.sheets(result))
+    print(
+        _text(
+            [
+                report.Sheet((_DEMO[0],)),
+                *report.sheets(demo.status),
+                *recorded,
+                report.Sheet(_DEMO[1:2], notes=_DEMO[2:]),
+            ]
+        )
+    )
     return 0
 
 

@@ -6,46 +6,38 @@ result.best, result.why
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .allocator.check import Check, check
-from .allocator.replay import Conditions, Replay
+from .allocator.replay import Conditions, Replay, replay
 from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
+from .choices import Search, cost, recommended
 from .errors import InvalidValueError
-from .reasons import explain
+from .reasons import explain, notes_on_chance, notes_on_delays, notes_on_numbers
 from .recording import Recording, read_recording
 from .records import Record
 from .units import MiB, parse_bytes
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
+    from .allocator.trace import Circumstances, Trace
+
+_LONG = 200_000
+"""So many events take a notable time to replay."""
 
 Limit: TypeAlias = int | str
 """The cap on reserved bytes of a replay: `recorded`, `off`, or a size."""
 
-_LARGE_SEGMENT_SINCE = (2, 11)
+_EXAMPLE = "'expandable_segments:True'"
 
 _SMALLEST = 2 * MiB
 """What the allocator takes from the driver at least; a smaller card is a forgotten unit."""
-
-_LITTLE = 0.01
-"""A share of the reserved peak that is not worth another setting."""
-
-_SENSIBLE = (
-    "",
-    "expandable_segments:True",
-    "max_split_size_mb:128",
-    "max_split_size_mb:512",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:8",
-    "expandable_segments:True,roundup_power2_divisions:8",
-    "large_segment_size_mb:64",
-)
-_SENSIBLE_WITH_CAP = ("garbage_collection_threshold:0.8", "garbage_collection_threshold:0.6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +47,16 @@ class WhatIfRow(Record):
     Attributes:
         settings: the string to put into `PYTORCH_CUDA_ALLOC_CONF`; empty for PyTorch's defaults.
         recorded: whether these are the recorded settings, with which the others are compared.
+        as_recorded: whether the numbers are those of the recorded run itself, which its replay repeats exactly. False
+            for every other row, and for the recorded settings on another card, under another cap, after a check that
+            was not passed, or where exceptional delays of other streams were left out.
         best: whether this is the choice to recommend.
-        peak_allocated, peak_reserved: the highest value of each counter in bytes.
+        peak_allocated, peak_reserved: the highest value of each counter in bytes. Allocated bytes are those of blocks:
+            which of them are up to 1 MiB larger than their requests depends on addresses, which differ from run to run.
+        peak_reserved_otherwise: the reserved peak if what no recording tells about other runs turns out otherwise: the
+            driver hands out addresses in another order, which decides ties between free blocks, and other streams are
+            as late as they were. The same as `peak_reserved` where neither matters; `None` where that was not tried:
+            for what is as recorded, and in long recordings for all but the best choice.
         unallocated_ratio: 1 - allocated / reserved at the reserved peak.
         stranded: bytes that could not have been given back at that moment, though nothing lived in them.
         retries: requests for which the whole cache was flushed.
@@ -65,14 +65,17 @@ class WhatIfRow(Record):
         saved_ooms: requests that failed when they were recorded and find memory here.
         gain: bytes by which the reserved peak is below the recorded settings'; negative when it is above.
         gain_percent: the same in percent.
+        gain_missing: why both are `None`: the peak of a run that ran out of memory is no saving.
         warnings: why the combination is unsafe or pointless, if it is.
     """
 
     settings: str
     recorded: bool
+    as_recorded: bool
     best: bool
     peak_allocated: int
     peak_reserved: int
+    peak_reserved_otherwise: int | None
     unallocated_ratio: float | None
     stranded: int
     retries: int
@@ -81,8 +84,9 @@ class WhatIfRow(Record):
     ooms: int
     first_oom: int | None
     saved_ooms: int
-    gain: int
-    gain_percent: float
+    gain: int | None
+    gain_percent: float | None
+    gain_missing: str | None
     warnings: tuple[str, ...]
 
 
@@ -95,7 +99,10 @@ class WhatIf(Record):
     Attributes:
         recording: what identifies the recording.
         device: PyTorch's index of the device.
-        memory, limit: bytes of the device and of the cap in the replays; `None` without end, and without a cap.
+        memory, limit: bytes of the device and of the cap that the replays assume; `None` without end, and without a
+            cap. What was recorded is in `recording`. In `to_dict()` they are `assumed_memory` and `assumed_limit`.
+        changes: `(event, settings)` of each change of settings during the recording, the first with event 0; empty
+            without any.
         check: how a replay under the recorded settings compares with what was recorded.
         results: one row for each choice.
         why: what the model saw, in one or two sentences.
@@ -107,6 +114,7 @@ class WhatIf(Record):
     device: int
     memory: int | None
     limit: int | None
+    changes: tuple[tuple[int, str], ...]
     check: Check
     results: tuple[WhatIfRow, ...]
     why: str
@@ -123,8 +131,9 @@ class WhatIf(Record):
         compared = ("segment_events", "mismatches", "max_difference")
         about = {
             "device": self.device,
-            "memory": self.memory,
-            "limit": self.limit,
+            "assumed_memory": self.memory,
+            "assumed_limit": self.limit,
+            "settings_over_time": [{"event": event, "settings": text} for event, text in self.changes],
             "confidence": self.confidence,
             "notes": list(self.notes),
             "why": self.why,
@@ -160,55 +169,97 @@ def whatif(
 
     Raises:
         RecordingError: the recording cannot be read, or has no events.
-        InvalidValueError: a setting or a size is not understood.
+        InvalidValueError: a setting, a size or the number of processes is not understood.
     """
-    if not isinstance(recording, Recording):
+    chosen = _chosen(settings)
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise InvalidValueError(f"{_shown(jobs)} processes are not possible; jobs is a number of at least 1")
+    if isinstance(recording, (str, os.PathLike)):
         recording = read_recording(recording)
-    if isinstance(settings, (str, AllocatorSettings)):
-        settings = [settings]
-    chosen = None if settings is None else [_settings(choice) for choice in settings]
+    elif not isinstance(recording, Recording):
+        raise InvalidValueError(f"{_shown(recording)} is not a recording; give one, or the name of its file")
     device = _device(recording, device)
     circumstances = recording.circumstances(device)
     conditions = _conditions(recording, device, memory, limit)
     trace, held = recording.trace(device), recording.held(device)
-    recorded, search = recording.settings, _Search(recording, capped=conditions.limit is not None)
+    recorded = circumstances.settings
+    search = Search(recorded, recording.extra.get("torch"), capped=conditions.limit is not None)
     first = search.sensible() if chosen is None else chosen
-    # Under other circumstances what was recorded is no longer the reference: the model's own answer is.
-    own = memory is not None or conditions.limit != circumstances.limit
+    # Under other circumstances what was recorded is no longer the reference: the model's own answer is. The others
+    # have none of the delays that were an exception, and so must it.
+    own = memory is not None or conditions.limit != circumstances.limit or bool(trace.prompt)
     checks: list[tuple[Check, Replay]] = []
+    references: list[Replay] = []
+
+    def check_first() -> None:
+        checked, as_recorded = check(trace, circumstances, held)[:2]
+        checks.append((checked, as_recorded))
+        same = checked.exact and not own
+        references.append(as_recorded if same else replay(trace, recorded, conditions, looks=True))
+
     with Replays(trace, conditions, jobs) as replays:
         run = _Run(replays, progress)
         # The check takes as long as a replay, so other processes are not kept waiting for it.
-        results = run(
-            [recorded, *first] if own else first,
-            meanwhile=lambda: checks.append(check(trace, circumstances, held)[:2]),
-        )
-        checked, reference = checks[0]
-        if own:
-            reference = results.pop(0)
+        results = run(first, meanwhile=check_first)
+        (checked, as_recorded), reference = checks[0], references[0]
         rows = [(recorded, reference), *zip(first, results, strict=True)]
         if chosen is None:
-            second = search.near(min(rows, key=lambda row: _cost(*row))[0])
+            second = search.near(min(rows, key=lambda row: cost(*row))[0])
             rows += zip(second, run(second), strict=True)
-            rows[1:] = sorted(rows[1:], key=lambda row: _cost(*row))
-    best = _best(rows)
-    notes = [*recording.notes, *trace.notes]
-    if not checked.exact:
-        notes.append(f"{checked.mismatches:,} recorded events differ in a replay under the recorded settings")
+            rows[1:] = sorted(rows[1:], key=lambda row: cost(*row))
+        best = recommended(rows)
+        asked = range(len(rows)) if trace.total <= _LONG else [] if best is None else [best]
+        others = _otherwise(trace, rows, [n for n in asked if n or reference is not as_recorded], run)
+    whole_card = memory is not None and not conditions.outside
+    assumed = [*recording.notes, *trace.notes, *notes_on_delays(trace, as_recorded if checked.exact else None)]
     return WhatIf(
         recording=recording.to_dict(),
         device=device,
         memory=conditions.total_memory,
         limit=conditions.limit,
+        changes=_over_time(circumstances) if circumstances.changes else (),
         check=checked,
         results=tuple(
-            _row(choice, result, reference, recorded=number == 0, best=number == best, capped=search.capped)
+            _row(
+                choice,
+                result,
+                reference,
+                others.get(number),
+                recorded=number == 0,
+                as_recorded=number == 0 and reference is as_recorded,
+                best=number == best,
+                capped=search.capped,
+            )
             for number, (choice, result) in enumerate(rows)
         ),
-        why=explain(trace, conditions, rows[0], rows[best] if best is not None else None),
-        confidence="high" if checked.exact and not trace.notes and not recording.notes else "lowered",
-        notes=tuple(notes),
+        why=explain(rows[0], rows[best] if best is not None else None),
+        confidence="high" if checked.exact and not assumed else "lowered",
+        notes=(
+            *assumed,
+            *notes_on_numbers(trace, rows, conditions.limit, whole_card=whole_card),
+            *notes_on_chance(trace, ((rows[n][1].peak_reserved, peak) for n, peak in others.items())),
+        ),
     )
+
+
+def _otherwise(
+    trace: Trace, rows: list[tuple[AllocatorSettings, Replay]], asked: list[int], run: _Run
+) -> dict[int, int]:
+    """Return the reserved peak of rows if what no recording tells about other runs turns out otherwise.
+
+    Segments that grow lie in one range of addresses each, so the driver's order does not matter where all are such.
+    """
+    mixed = bool(trace.prompt or trace.changes or trace.custom)
+    unsure = [n for n in asked if mixed or not rows[n][0].expandable_segments]
+    others = zip(unsure, run([rows[n][0] for n in unsure], otherwise=True), strict=True)
+    return {n: rows[n][1].peak_reserved for n in asked} | {n: other.peak_reserved for n, other in others}
+
+
+def _over_time(circumstances: Circumstances) -> tuple[tuple[int, str], ...]:
+    held = accumulate(
+        (text for _, text in circumstances.changes), AllocatorSettings.then, initial=circumstances.settings
+    )
+    return tuple(zip((0, *(at for at, _ in circumstances.changes)), map(str, held), strict=True))
 
 
 class _Run:
@@ -218,9 +269,15 @@ class _Run:
         self.replays, self.progress = replays, progress
         self.finished = self.planned = 0
 
-    def __call__(self, choices: list[AllocatorSettings], meanwhile: Callable[[], object] | None = None) -> list[Replay]:
+    def __call__(
+        self,
+        choices: list[AllocatorSettings],
+        *,
+        otherwise: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Replay]:
         self.planned += len(choices)
-        results = self.replays.run(choices, meanwhile=meanwhile, done=self._done)
+        results = self.replays.run(choices, otherwise=otherwise, meanwhile=meanwhile, done=self._done)
         self.finished += len(results)
         return results
 
@@ -229,8 +286,27 @@ class _Run:
             self.progress(self.finished + count, self.planned)
 
 
-def _settings(choice: str | AllocatorSettings) -> AllocatorSettings:
-    return AllocatorSettings.parse(choice) if isinstance(choice, str) else choice
+def _shown(value: object) -> str:
+    """Return a wrong value on one short line."""
+    return " ".join(repr(value).split())[:60]
+
+
+def _chosen(settings: Any) -> list[AllocatorSettings] | None:
+    if settings is None:
+        return None
+    if isinstance(settings, (str, AllocatorSettings)):
+        settings = [settings]
+    if isinstance(settings, (bytes, Mapping)) or not isinstance(settings, Iterable):
+        raise InvalidValueError(f"settings of {_shown(settings)} are not understood; give a list of {_EXAMPLE}")
+    return [_settings(choice) for choice in settings]
+
+
+def _settings(choice: Any) -> AllocatorSettings:
+    if isinstance(choice, AllocatorSettings):
+        return choice
+    if not isinstance(choice, str):
+        raise InvalidValueError(f"settings of {_shown(choice)} are not understood; write a text such as {_EXAMPLE}")
+    return AllocatorSettings.parse(choice)
 
 
 def _device(recording: Recording, device: int | None) -> int:
@@ -238,14 +314,14 @@ def _device(recording: Recording, device: int | None) -> int:
         return max(recording.devices, key=lambda index: len(recording.events(index)), default=0)
     if device not in recording.devices:
         known = ", ".join(map(str, recording.devices)) or "none"
-        raise InvalidValueError(f"{recording.source} has no device {device}; it has {known}")
+        raise InvalidValueError(f"{recording.source} has no device {_shown(device)}; it has {known}")
     return device
 
 
 def _size(value: int | str, what: str) -> int:
     size = parse_bytes(value) if isinstance(value, str) else value
-    if size < _SMALLEST:
-        raise InvalidValueError(f"{what} of {value!r} is not possible; write a size such as 24GiB")
+    if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST:
+        raise InvalidValueError(f"{what} of {_shown(value)} is not possible; write a size such as 24GiB")
     return size
 
 
@@ -261,103 +337,27 @@ def _conditions(recording: Recording, device: int, memory: int | str | None, lim
 
 
 def _row(
-    choice: AllocatorSettings, result: Replay, reference: Replay, *, recorded: bool, best: bool, capped: bool
+    choice: AllocatorSettings,
+    result: Replay,
+    reference: Replay,
+    otherwise: int | None,
+    *,
+    recorded: bool,
+    as_recorded: bool,
+    best: bool,
+    capped: bool,
 ) -> WhatIfRow:
     shared = {f.name for f in fields(WhatIfRow)} & {f.name for f in fields(Replay)}
-    gain = reference.peak_reserved - result.peak_reserved
+    gain = None if result.ooms else reference.peak_reserved - result.peak_reserved
     return WhatIfRow(
         settings=str(choice),
         recorded=recorded,
+        as_recorded=as_recorded,
         best=best,
+        peak_reserved_otherwise=otherwise,
         gain=gain,
-        gain_percent=100 * gain / reference.peak_reserved if reference.peak_reserved else 0.0,
+        gain_percent=None if gain is None else 100 * gain / reference.peak_reserved if reference.peak_reserved else 0.0,
+        gain_missing=None if gain is not None else "it runs out of memory: its peak is that of a run that failed",
         warnings=warnings(choice, capped=capped),
         **{name: getattr(result, name) for name in shared},
     )
-
-
-def _failure(result: Replay) -> tuple[bool, int]:
-    """Return what makes one failure worse than another: that there is one, and how early.
-
-    How many there are says little: nobody knows what the program would have done after the first.
-    """
-    return (result.ooms > 0, -(result.first_oom or 0))
-
-
-def _cost(choice: AllocatorSettings, result: Replay) -> tuple[tuple[bool, int], int, int, int]:
-    """Return what makes one choice worse than another: failure, then memory, then waiting for the driver."""
-    return (_failure(result), result.peak_reserved, result.device_frees + result.retries, len(str(choice)))
-
-
-def _best(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
-    """Return which row to recommend; `None` when the recorded settings are as good as any.
-
-    Among those that come within a little of the lowest peak, the simplest.
-    """
-    usable = [n for n, (choice, _) in enumerate(rows) if n and not _unsafe(choice)]
-    lowest = min(usable, key=lambda n: _cost(*rows[n]), default=None)
-    if lowest is None:
-        return None
-    reference, least = _cost(*rows[0]), _cost(*rows[lowest])
-    little = int(_LITTLE * rows[0][1].peak_reserved)
-    if least[0][0]:  # nothing gets through: then nothing is recommended
-        return None
-    if least[0] > reference[0] or (least[0] == reference[0] and least[1] > reference[1] - max(1, little)):
-        return None
-    close = [n for n in usable if _cost(*rows[n])[0] == least[0] and rows[n][1].peak_reserved <= least[1] + little]
-    return min(close, key=lambda n: (str(rows[n][0]).count(":"), *_cost(*rows[n])))
-
-
-def _unsafe(choice: AllocatorSettings) -> bool:
-    """Whether a choice is never to be recommended: it can do harm, or what it does is not in the model."""
-    return any(text.startswith(("unsafe", "not modelled")) for text in warnings(choice, capped=True))
-
-
-class _Search:
-    """Which choices to try when the user names none; none is tried twice, and none that is unsafe.
-
-    Args:
-        recording: what they are tried on.
-        capped: whether a memory cap is in force.
-    """
-
-    def __init__(self, recording: Recording, *, capped: bool) -> None:
-        self.capped = capped
-        self._known = {recording.settings}
-        # What the user set besides stays as it is: it is not what is being tried.
-        self._base = AllocatorSettings(others=recording.settings.others)
-        self._large = _version(recording.extra.get("torch")) >= _LARGE_SEGMENT_SINCE
-
-    def sensible(self) -> list[AllocatorSettings]:
-        """Return what is worth trying anywhere."""
-        return self._new(map(self._base.then, (*_SENSIBLE, *(_SENSIBLE_WITH_CAP if self.capped else ()))))
-
-    def near(self, best: AllocatorSettings) -> list[AllocatorSettings]:
-        """Return the choices that differ from the best one so far in a single value."""
-        near = []
-        if best.max_split_size is not None:
-            sizes = (best.max_split_size // 2, best.max_split_size * 2)
-            near += [replace(best, max_split_size=size) for size in sizes if size >= best.large_segment_size]
-        divisions = best.roundup_power2_divisions[0]
-        for steps in (divisions // 2, divisions * 2) if divisions > 1 else (8, 16):
-            near.append(replace(best, roundup_power2_divisions=(steps if steps > 1 else 0,) * 16))
-        near += [replace(best, large_segment_size=best.large_segment_size * factor) for factor in (2, 4)]
-        if self.capped:
-            thresholds = (0.7, 0.9) if best.garbage_collection_threshold else (0.8,)
-            near += [replace(best, garbage_collection_threshold=threshold) for threshold in thresholds]
-        return self._new(near)
-
-    def _new(self, choices: Iterable[AllocatorSettings]) -> list[AllocatorSettings]:
-        found = [choice for choice in dict.fromkeys(choices) if choice not in self._known and not _unsafe(choice)]
-        if not self._large:
-            found = [choice for choice in found if choice.large_segment_size == self._base.large_segment_size]
-        self._known.update(found)
-        return found
-
-
-def _version(text: Any) -> tuple[int, ...]:
-    """Return a version as numbers to compare; an unknown one counts as the newest."""
-    if not isinstance(text, str):
-        return (1 << 30,)
-    parts = text.split("+")[0].split(".")[:2]
-    return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)

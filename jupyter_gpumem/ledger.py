@@ -155,6 +155,12 @@ class PeakLedger:
             for account in self._accounts.values():
                 account.user = None
 
+    def attach(self) -> None:
+        """Watch again, if a measurement is open: other devices may have come."""
+        with self._lock:
+            if self._open:
+                self._watch()
+
     # What the user's own code does meanwhile (`devices.Watcher`).
 
     def reading(self, backend: Backend, index: int, stats: Stats) -> None:
@@ -285,8 +291,7 @@ class PeakLedger:
     def _torch_imported(self) -> None:
         with self._lock:
             self._import_watch = None
-            if self._open:
-                self._watch()
+            self.attach()
 
     def _unwatch_if_idle(self) -> None:
         if not self._open and all(account.user is None for account in self._accounts.values()):

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from .devices import backends
 from .devices.history import History
 from .errors import RecordingError
 from .recording import KEY, Recording, write_recording
@@ -144,7 +143,7 @@ class Recorder:
         return " (another one is, and is left alone)" if self._history.enabled() else ""
 
 
-RECORDER = Recorder(History(next(backend for backend in backends() if backend.kind == "cuda")))
+RECORDER = Recorder(History("cuda"))
 
 
 class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`

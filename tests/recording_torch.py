@@ -7,6 +7,9 @@ from collections import deque
 from typing import Any
 
 from jupyter_gpumem.devices.fake import FakeBackend
+from jupyter_gpumem.devices.history import History
+from jupyter_gpumem.devices.pytorch import CachingAllocator
+from jupyter_gpumem.recorder import Recorder
 from jupyter_gpumem.units import GiB, MiB
 
 BASE = 0x7F0000000000
@@ -111,3 +114,9 @@ class RecordingTorch:
             "allocator_settings": {"max_split_size": 64 * MiB},
             "external_annotations": [],
         }
+
+
+def own_recorder() -> Recorder:
+    """Return a recorder of the process's torch that no other test has used."""
+    backend = CachingAllocator("cuda")
+    return Recorder(History("cuda", lambda kind: backend))

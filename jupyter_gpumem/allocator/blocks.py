@@ -123,16 +123,18 @@ class PoolGroup:
         in_use: whether its owner lives; only then is its memory kept from the driver. Always true of the default pool.
         no_split: blocks are handed out whole.
         use_on_oom: its free blocks are a last resort for requests of the default pool.
+        custom: it has an allocator of its own, which gives it segments also where expandable ones are on
+            (pytorch/pytorch#147851).
         reserved: bytes its segments hold.
     """
 
-    __slots__ = ("id", "in_use", "large", "no_split", "reserved", "small", "use_on_oom")
+    __slots__ = ("custom", "id", "in_use", "large", "no_split", "reserved", "small", "use_on_oom")
 
     def __init__(self, pool_id: PoolId, small: Tally, large: Tally) -> None:
         self.id = pool_id
         self.small = Pool(self, small, small=True)
         self.large = Pool(self, large, small=False)
-        self.in_use, self.no_split, self.use_on_oom = True, False, False
+        self.in_use, self.no_split, self.use_on_oom, self.custom = True, False, False, False
         self.reserved = Level()
 
 

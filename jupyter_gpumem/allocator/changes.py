@@ -1,4 +1,8 @@
-"""Settings that a program changed while it was recorded; nothing in PyTorch's trace tells of it."""
+"""Settings that a program changed while it was recorded; nothing in PyTorch's trace tells of it.
+
+Such a change is part of the program, as its requests are: under other settings at the start it happens at the same
+place, and does to those what PyTorch's call does.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,9 @@ def notes_on_changes(extra: Mapping[str, Any]) -> list[str]:
         _follow(extra)
     except InvalidValueError as error:
         return [f"the recorded changes of settings are not understood and left out: {error}"]
-    notes = ["settings changed while it was recorded: other settings are tried as if they had held throughout"]
+    notes = [
+        "the program changed its settings while it was recorded: started with others, it does so at the same place"
+    ]
     if AT_START not in extra:
         notes.append("the settings before the first change were not recorded: taken as PyTorch's defaults")
     return notes
@@ -52,8 +58,8 @@ def notes_on_changes(extra: Mapping[str, Any]) -> list[str]:
 
 def settings_over_time(
     extra: Mapping[str, Any], events: Sequence[Mapping[str, Any]], final: AllocatorSettings
-) -> tuple[AllocatorSettings, tuple[tuple[int, AllocatorSettings], ...]]:
-    """Return the settings before the first event, and each later change with the index of the first event after it.
+) -> tuple[AllocatorSettings, tuple[tuple[int, str], ...]]:
+    """Return the settings before the first event, and each later change: the first event after it, and its string.
 
     Args:
         extra: what was saved beside the snapshot.
@@ -66,20 +72,21 @@ def settings_over_time(
         held = _follow(extra)
     except InvalidValueError:
         return final, ()
-    start, index, changes = held[0][1], 0, []
-    for time, settings in held[1:]:
+    start, index, changes = held[0][2], 0, []
+    for time, text, settings in held[1:]:
         while index < len(events) and events[index].get("time_us", 0) < time:
             index += 1
         if index:
-            changes.append((index, settings))
+            changes.append((index, text))
         else:
             start = settings
     return start, tuple(changes)
 
 
-def _follow(extra: Mapping[str, Any]) -> list[tuple[int, AllocatorSettings]]:
-    """Return what held from when on."""
-    held = [(0, AllocatorSettings.parse(extra.get(AT_START, "")))]
+def _follow(extra: Mapping[str, Any]) -> list[tuple[int, str, AllocatorSettings]]:
+    """Return each string, when it was handed over, and what held from then on."""
+    start = extra.get(AT_START, "")
+    held = [(0, start, AllocatorSettings.parse(start))]
     for change in sorted(extra[CHANGES], key=lambda change: change["time_us"]):
-        held.append((change["time_us"], held[-1][1].then(change["settings"])))
+        held.append((change["time_us"], change["settings"], held[-1][2].then(change["settings"])))
     return held

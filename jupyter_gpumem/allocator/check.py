@@ -164,13 +164,13 @@ def check(trace: Trace, circumstances: Circumstances, held: Sequence[Held] = ())
     total = circumstances.total_memory or max(trace.highest, 1)
     allocator = Allocator(circumstances.settings, total_memory=total, limit=circumstances.limit, driver=driver)
     allocator.set_limit(circumstances.limit)  # not one that follows from a guessed total
-    player = Player(trace, allocator, as_recorded=True)
+    player = Player(trace, allocator, delays=True, looks=True)
     if held and adopt(allocator, held, trace):
         for address, size in allocator.segments.items():
             driver.occupy(address, size)
         for segment in allocator.expandable:
             driver.occupy(segment.address, segment.size)
-        player.addresses = [block[0] for block in trace.start]
+        player.adopted()
     else:
         player.start()
     worst = _Worst(trace.reserved, allocator)

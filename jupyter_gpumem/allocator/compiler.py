@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .blocks import PoolId
-    from .settings import AllocatorSettings
     from .trace import Circumstances
 
 _SEGMENT = {"segment_alloc": ALLOC, "segment_free": FREE, "segment_map": MAP, "segment_unmap": UNMAP}
@@ -88,9 +87,9 @@ class _Compiler:
     def run(self) -> None:
         """Go through the events once."""
         index = 0
-        for at, settings in self.circumstances.changes:
+        for at, text in self.circumstances.changes:
             index = self._run(index, at)
-            self._changed(settings)
+            self._changed(text)
         self._run(index, len(self.events))
         if self.late or self.released:
             self._before_request()
@@ -115,12 +114,13 @@ class _Compiler:
             index += 1
         return index
 
-    def _changed(self, settings: AllocatorSettings) -> None:
+    def _changed(self, text: str) -> None:
         if self.late or self.released or self.short:
             self._before_request()
         self._special(CHANGE, len(self.trace.changes))
-        self.trace.changes.append(settings)
-        self.circumstances = dataclasses.replace(self.circumstances, settings=settings)
+        self.trace.changes.append(text)
+        now = self.circumstances.settings.then(text)
+        self.circumstances = dataclasses.replace(self.circumstances, settings=now)
 
     def _allocated(self, index: int, event: dict[str, Any]) -> None:
         trace = self.trace
@@ -194,10 +194,10 @@ class _Compiler:
         size = event["size"]
         if not 0 <= size < LARGEST:
             raise RecordingError(f"event {index} has a segment of {size} bytes: not possible, the file is damaged")
+        pool = self._pool(event, event["addr"])
         if kind in {FREE, UNMAP}:
             if not self.released:
                 self.released, self.before_release, self.release_at = True, self.reserved, index
-            pool = self._pool(event, event["addr"])
             if pool is not None and pool not in self.trace.pools:
                 # Only a pool without an owner gives memory back.
                 self._special(END_POOL, len(self.trace.pools))
@@ -206,6 +206,8 @@ class _Compiler:
             self._explain(index)
         elif not self.short:
             self._complete_late()
+        if pool is not None and kind == ALLOC and self.circumstances.settings.expandable_segments:
+            self.trace.custom.add(pool)
         self.reserved += _GIVES[kind] * size
         self.window.append((kind, event["addr"], size))
         self.trace.streams.append(event.get("stream", 0))

@@ -117,6 +117,8 @@ class Allocator(Reserve):
             half = group.small if half.small else group.large
             if group.no_split:
                 keep = sizes.NEVER
+            elif group.custom:
+                keep = sizes.remainder(rounded, self.settings.max_split_size)
         if self._pending and self.finish_events:
             self.complete_all()
         try:

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from .reserve import Reserve
 
 
+_ADVICE = (
+    "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+)
+"""What PyTorch adds, whether or not it can help."""
+
+
 class ModelOutOfMemoryError(GpumemError):
     """The modelled allocator is out of memory.
 
@@ -63,6 +71,7 @@ def out_of_memory(allocator: Reserve, tried: int) -> ModelOutOfMemoryError:
         f"Of the allocated memory {_size(allocated)} is allocated by PyTorch{pools} "
         f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated."
     )
+    parts.append(_ADVICE)
     return ModelOutOfMemoryError(
         " ".join(parts),
         tried=tried,

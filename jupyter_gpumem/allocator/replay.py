@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.records import Record
 
+from .driver import TopDownDriver
 from .heap import whole_pages
+from .layout import Layout, Step, layout_of
 from .model import Allocator
 from .oom import ModelOutOfMemoryError
 from .process import CALLS, ProcessDriver
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _SMALL_STEP = 7
-"""A rise of the reserved peak by less than 1/128 is no reason to look there for the cause."""
+"""A rise of the reserved peak by less than 1/128 is no notable step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Replay(Record):
         saved_ooms: requests that failed when they were recorded and found memory here.
         events: how many recorded events were replayed.
         segments: segments held at the end.
-        peak_at: the number of the last allocation that raised the reserved peak by a notable step.
+        layout: how memory lay at the moment of the reserved peak, if that was asked for.
+        step: the last request that raised the reserved peak by a notable step, if that was asked for.
     """
 
     peak_allocated: int
@@ -53,7 +56,8 @@ class Replay(Record):
     saved_ooms: int
     events: int
     segments: int
-    peak_at: int
+    layout: Layout | None = None
+    step: Step | None = None
 
 
 class Player:
@@ -62,20 +66,23 @@ class Player:
     Args:
         trace: the operations.
         allocator: the model, fresh.
-        as_recorded: whether other streams finish exactly when they did, and settings change when they did; otherwise
-            exceptional delays are left out, and the settings hold throughout.
+        delays: whether other streams finish exactly when they did; otherwise exceptional delays are left out.
+        looks: whether to remember how memory lay at the peak.
     """
 
-    def __init__(self, trace: Trace, allocator: Allocator, *, as_recorded: bool = False) -> None:
+    def __init__(self, trace: Trace, allocator: Allocator, *, delays: bool = False, looks: bool = False) -> None:
         self.trace, self.allocator = trace, allocator
         self.addresses: list[int] = []
-        self._as_recorded = as_recorded
-        self._prompt: frozenset[int] = frozenset() if as_recorded else trace.prompt
+        self._looks = looks
+        self._prompt: frozenset[int] = frozenset() if delays else trace.prompt
         self._waiting: dict[int, int] = {}
         self.failed: list[int] = []
         self.saved = self._tried = 0
-        self.peak_at = 0
-        self._peak = self._allocated = self._stranded = self._explained = 0
+        self._peak = self._allocated = self._stranded = self._stepped = 0
+        self._layout: Layout | None = None
+        self._step: Step | None = None
+        for pool in trace.custom:
+            allocator.group(pool).custom = True
         # A program that frees something has begun to compute.
         self._interlude = next((at for at, op in enumerate(trace.ops) if op < 0), len(trace.ops))
 
@@ -88,20 +95,25 @@ class Player:
                 placed[number] = self.allocator.malloc(size, stream, pool)
             except ModelOutOfMemoryError:
                 self.failed.append(-1)
+            else:
+                if self.allocator.total.reserved.peak > self._peak:
+                    self._note_peak(placed[number], -1)
         self.addresses = list(placed.values())
-        self._note_peak()
 
-    def run(self, end: int | None = None) -> None:
-        """Play every operation, or those before a position."""
-        end = len(self.trace.ops) if end is None else end
+    def adopted(self) -> None:
+        """Take what was alive at the start as allocated where it lay: the allocator is in that state already."""
+        self.addresses = [block[0] for block in self.trace.start]
+        if self.allocator.reserved:
+            self._note_peak(0, -1)
+
+    def run(self) -> None:
+        """Play every operation."""
         position = 0
         for at, kind, number in self.trace.special:
-            if at >= end:
-                break
             self._stretch(position, at)
             self.special(kind, number)
             position = at + 1
-        self._stretch(position, end)
+        self._stretch(position, len(self.trace.ops))
 
     def _stretch(self, position: int, end: int) -> None:
         """Play plain operations, with what the driver does for itself in between."""
@@ -121,7 +133,7 @@ class Player:
     def play(self, position: int, end: int) -> None:
         """Play the operations from a position up to another; none of them may be special."""
         allocator, requests, addresses = self.allocator, self.trace.requests, self.addresses
-        malloc, free, append = allocator.malloc, allocator.free, addresses.append
+        malloc, free, append, events = allocator.malloc, allocator.free, addresses.append, self.trace.events
         reserved = allocator.total.reserved
         peak = self._peak
         ops = iter(self.trace.ops[position:end])
@@ -131,7 +143,7 @@ class Player:
                     if op >= 0:
                         append(malloc(*requests[op]))
                         if reserved.peak > peak:
-                            self._note_peak()
+                            self._note_peak(addresses[-1], events[len(addresses) - 1])
                             peak = reserved.peak
                     else:
                         free(addresses[~op])
@@ -160,8 +172,7 @@ class Player:
         elif kind == FAIL:
             self._try(number)
         elif kind == CHANGE:
-            if self._as_recorded:
-                self.allocator.set_settings(self.trace.changes[number])
+            self.allocator.set_settings(self.trace.changes[number])
         else:
             self.allocator.set_pool(self.trace.pools[number], in_use=False)
 
@@ -175,18 +186,20 @@ class Player:
             self.failed.append(index)
         else:
             self.saved += 1
-            self._note_peak()
+            if self.allocator.total.reserved.peak > self._peak:
+                self._note_peak(address, index)
             self.allocator.free(address)
 
-    def _note_peak(self) -> None:
-        """Remember how memory lay when reserved memory was highest."""
+    def _note_peak(self, address: int, event: int) -> None:
+        """Remember how memory lies now that the request of an address (0: none) has brought it to its peak."""
         allocator = self.allocator
-        if allocator.total.reserved.peak > self._peak:
-            self._peak = allocator.total.reserved.peak
-            if self._peak - self._explained >= self._peak >> _SMALL_STEP:
-                self._explained, self.peak_at = self._peak, len(self.addresses) - 1
-            self._allocated = allocator.total.size
-            self._stranded = stranded(allocator)
+        self._peak = allocator.total.reserved.peak
+        self._allocated = allocator.total.size
+        self._stranded = stranded(allocator)
+        if self._looks:
+            self._layout = layout_of(allocator, address, event)
+            if self._peak - self._stepped >= self._peak >> _SMALL_STEP:
+                self._stepped, self._step = self._peak, self._layout.step
 
     def result(self) -> Replay:
         """Return what the run came to."""
@@ -204,7 +217,8 @@ class Player:
             saved_ooms=self.saved,
             events=self.trace.total,
             segments=len(allocator.segments) + len(allocator.expandable),
-            peak_at=self.peak_at,
+            layout=self._layout,
+            step=self._step,
         )
 
 
@@ -244,19 +258,28 @@ class Conditions:
     limit: int | None = None
 
 
-def player(trace: Trace, settings: AllocatorSettings, conditions: Conditions) -> Player:
-    """Return a run that has not begun, on a device of its own that hands out addresses as the real one does."""
+def replay(
+    trace: Trace, settings: AllocatorSettings, conditions: Conditions, *, looks: bool = False, otherwise: bool = False
+) -> Replay:
+    """Run a trace under some settings; returns what that came to.
+
+    Args:
+        trace: the operations.
+        settings: what holds at the start.
+        conditions: the device.
+        looks: whether to remember how memory lay at the peak.
+        otherwise: whether what a recording does not tell about other runs turns out as it otherwise might: the driver
+            hands out addresses strictly downwards, not as in a typical process, and every delay of other streams
+            happens again.
+    """
     total = conditions.total_memory
     limit = conditions.limit
     if settings.per_process_memory_fraction < 1 and total is not None:
         limit = int(settings.per_process_memory_fraction * total)
-    driver = ProcessDriver(None if total is None else max(0, total - conditions.outside))
-    return Player(trace, Allocator(settings, total_memory=total, limit=limit, driver=driver))
-
-
-def replay(trace: Trace, settings: AllocatorSettings, conditions: Conditions) -> Replay:
-    """Run a trace under some settings; returns what that came to."""
-    run = player(trace, settings, conditions)
+    capacity = None if total is None else max(0, total - conditions.outside)
+    driver = TopDownDriver(capacity) if otherwise else ProcessDriver(capacity)
+    allocator = Allocator(settings, total_memory=total, limit=limit, driver=driver)
+    run = Player(trace, allocator, looks=looks, delays=otherwise)
     run.start()
     run.run()
     return run.result()

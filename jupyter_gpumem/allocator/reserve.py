@@ -145,7 +145,7 @@ class Reserve(Heap):
     def _new_memory(self, shelf: Shelf, rounded: int, segment: int) -> Block | None:
         if self._over_limit(segment):
             return None
-        if self._expand:
+        if self._expand and not shelf.pool.group.custom:
             return self.grow(shelf, rounded)
         return self.add_segment(shelf, segment)
 

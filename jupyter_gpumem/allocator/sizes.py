@@ -62,11 +62,13 @@ def plan(size: int, settings: AllocatorSettings, pools: PoolGroup) -> Plan:
         # A block this large is kept for requests as large, and such a request does not take a much larger one.
         slack = settings.max_non_split_rounding or settings.large_segment_size
         ceiling = (split if rounded < split else rounded + slack) << ADDRESS_BITS
-    if small or settings.expandable_segments:
-        keep = MIN_BLOCK
-    elif split is None or rounded < split:
-        keep = SMALL_SIZE + 1
-    else:
-        keep = NEVER
+    keep = MIN_BLOCK if settings.expandable_segments else remainder(rounded, split)
     pool = pools.small if small else pools.large
     return rounded, rounded << ADDRESS_BITS, ceiling, keep, pool, pool.tally
+
+
+def remainder(rounded: int, max_split_size: int | None) -> int:
+    """Return the bytes from which on what is left of an ordinary segment's block is split off."""
+    if rounded <= SMALL_SIZE:
+        return MIN_BLOCK
+    return SMALL_SIZE + 1 if max_split_size is None or rounded < max_split_size else NEVER

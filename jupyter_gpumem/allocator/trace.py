@@ -44,8 +44,10 @@ class Trace:
         events: the index in the recorded trace of each allocation; -1 for those of `start`.
         failures: the index in the recorded trace of each FAIL.
         segments: `(position, kind, address, size)` of what was done with the driver during `ops[position]`.
+        custom: private pools that got segments although new memory was mapped into growing ones: they have an allocator
+            of their own.
         streams: the stream of each of `segments`.
-        changes: the settings from each CHANGE on; under other settings than the recorded ones they do not matter.
+        changes: the settings string of each CHANGE, as the program handed it to PyTorch.
         prompt: allocations whose free another stream delayed, as it did with fewer than half of the same size and
             stream: that was a hiccup of the recorded run. The others of the kind were free by the next request.
         alive: addresses of what was allocated in the trace and still is at its end.
@@ -64,8 +66,9 @@ class Trace:
     failures: list[int] = field(default_factory=list)
     segments: list[tuple[int, int, int, int]] = field(default_factory=list)
     pools: list[PoolId] = field(default_factory=list)
+    custom: set[PoolId] = field(default_factory=set)
     streams: list[int] = field(default_factory=list)
-    changes: list[AllocatorSettings] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     prompt: frozenset[int] = frozenset()
     alive: set[int] = field(default_factory=set)
     reserved: int = 0
@@ -83,14 +86,14 @@ class Circumstances:
         limit: bytes that could be reserved, or `None` without a cap.
         total_memory: bytes of the device, when known.
         outside: bytes of the device that were not this allocator's, as far as known.
-        changes: `(index, settings)` of each change: the first event after it, and what held from then on.
+        changes: `(index, string)` of each change: the first event after it, and what PyTorch was handed.
     """
 
     settings: AllocatorSettings
     limit: int | None = None
     total_memory: int | None = None
     outside: int = 0
-    changes: tuple[tuple[int, AllocatorSettings], ...] = ()
+    changes: tuple[tuple[int, str], ...] = ()
 
 
 def add_start(trace: Trace, blocks: Sequence[tuple[int, int, int, PoolId | None]]) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from jupyter_gpumem.errors import GpumemError
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from .settings import AllocatorSettings
     from .trace import Trace
+
+    Work: TypeAlias = tuple[AllocatorSettings, bool]
+    """Settings, and whether what no recording tells turns out otherwise."""
 
 _GLANCE_S = 0.05
 """How often to look whether the children have got further."""
@@ -56,6 +59,7 @@ class Replays:
         self,
         choices: Sequence[AllocatorSettings],
         *,
+        otherwise: bool = False,
         meanwhile: Callable[[], object] | None = None,
         done: Callable[[int], None] | None = None,
     ) -> list[Replay]:
@@ -63,6 +67,7 @@ class Replays:
 
         Args:
             choices: the settings.
+            otherwise: whether what no recording tells turns out otherwise; see `replay`.
             meanwhile: what this process does before it takes a share.
             done: called now and then with the number of replays that have finished.
 
@@ -70,7 +75,7 @@ class Replays:
             GpumemError: a process failed.
         """
         results: dict[int, Replay] = {}
-        tasks = deque(enumerate(choices))
+        tasks = deque((number, (choice, otherwise)) for number, choice in enumerate(choices))
         others = min(self.jobs, len(choices) + (meanwhile is not None)) - 1
         while len(self._children) < others:
             self._children.append(_Child(self.trace, self.conditions))
@@ -80,7 +85,7 @@ class Replays:
             meanwhile()
         tell = done if done is not None else lambda _: None
         while (task := _next(tasks)) is not None:
-            results[task[0]] = replay(self.trace, task[1], self.conditions)
+            results[task[0]] = _replay(self.trace, self.conditions, task[1])
             tell(len(results))
         for child in self._children:
             while child.busy():
@@ -107,7 +112,7 @@ class _Child:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
 
-    def work(self, tasks: deque[tuple[int, AllocatorSettings]], results: dict[int, Replay]) -> None:
+    def work(self, tasks: deque[tuple[int, Work]], results: dict[int, Replay]) -> None:
         """Take tasks and leave results until none is left, in the background."""
         self._thread = threading.Thread(target=self._serve, args=(tasks, results), daemon=True)
         self._thread.start()
@@ -134,7 +139,7 @@ class _Child:
             self._thread.join()
         self._process.communicate()
 
-    def _serve(self, tasks: deque[tuple[int, AllocatorSettings]], results: dict[int, Replay]) -> None:
+    def _serve(self, tasks: deque[tuple[int, Work]], results: dict[int, Replay]) -> None:
         sink, source = self._process.stdin, self._process.stdout
         assert sink is not None  # noqa: S101 - pipes were asked for
         assert source is not None  # noqa: S101
@@ -153,7 +158,7 @@ class _Child:
             self._failure = (last[0] if last else repr(error))[:200]
 
 
-def _next(tasks: deque[tuple[int, AllocatorSettings]]) -> tuple[int, AllocatorSettings] | None:
+def _next(tasks: deque[tuple[int, Work]]) -> tuple[int, Work] | None:
     """Take the next task, whichever process it is for; `None` when there are no more."""
     try:
         return tasks.popleft()
@@ -161,16 +166,20 @@ def _next(tasks: deque[tuple[int, AllocatorSettings]]) -> tuple[int, AllocatorSe
         return None
 
 
+def _replay(trace: Trace, conditions: Conditions, work: Work) -> Replay:
+    return replay(trace, work[0], conditions, otherwise=work[1])
+
+
 def main() -> None:
     """Do the work that comes on standard input, and write each result to standard output."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     trace, conditions = pickle.load(source)  # noqa: S301 - from our own parent
-    while (settings := _receive(source)) is not None:
-        pickle.dump(replay(trace, settings, conditions), sink, protocol=pickle.HIGHEST_PROTOCOL)
+    while (work := _receive(source)) is not None:
+        pickle.dump(_replay(trace, conditions, work), sink, protocol=pickle.HIGHEST_PROTOCOL)
         sink.flush()
 
 
-def _receive(source: IO[bytes]) -> AllocatorSettings | None:
+def _receive(source: IO[bytes]) -> Work | None:
     try:
         return pickle.load(source)  # type: ignore[no-any-return]  # noqa: S301 - from our own parent
     except EOFError:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .controls import SETTERS
 from .interception import original, replace
 from .pytorch import explain_absence, loaded_torch, torch_installed
+from .registry import backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,19 +23,19 @@ if TYPE_CHECKING:
     from .base import Backend
 
 _NAME = "_record_memory_history"
-_SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
 class History:
-    """The recorder of one back end's devices.
+    """The recorder of all devices of one type.
 
     Args:
-        backend: whose; `torch.<kind>.memory` is asked.
+        kind: whose; `torch.<kind>.memory` is asked.
+        find: returns the back end of a type that is in use now.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self.kind = backend.kind
-        self._backend = backend
+    def __init__(self, kind: str, find: Callable[[str], Backend] = backend) -> None:
+        self.kind = kind
+        self._find = find
         self._begin: Callable[..., Any] | None = None
         self._undo: list[Callable[[], None]] = []
         self._changes: list[dict[str, Any]] = []
@@ -91,7 +93,7 @@ class History:
             return record_memory_history
 
         self._undo = [replace(memory, _NAME, noticing_others)]
-        self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in _SETTERS]
+        self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in SETTERS]
 
     def _noting_changes(self, found: Callable[[str], Any]) -> Callable[[str], Any]:
         """Keep when the settings change: nothing in PyTorch's trace tells."""
@@ -145,11 +147,12 @@ class History:
         }
         if self._changes:
             found |= {"settings_changes": list(self._changes), "settings_at_start": self._settings_at_start}
-        ready = self._backend.ready()
+        asked = self._find(self.kind)
+        ready = asked.ready()
         if not ready:
             return found
-        index = max(ready, key=lambda i: self._backend.stats(i)["reserved_bytes"]["all"]["current"])
-        module, device, memory = getattr(torch, self.kind), self._backend.device(index), self._backend.memory(index)
+        index = max(ready, key=lambda i: asked.stats(i)["reserved_bytes"]["all"]["current"])
+        module, device, memory = getattr(torch, self.kind), asked.device(index), asked.memory(index)
         get_fraction = getattr(module, "get_per_process_memory_fraction", None)
         return found | {
             "device": index,

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.records import Device, DriverMemory
 
+from .base import VIRTUAL
+from .controls import AllocatorControls
 from .interception import Interception, original
 from .workspaces import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .base import Stats, Watcher
+    from .base import Controls, Stats, Watcher
 
 
 def loaded_torch() -> Any | None:
@@ -123,15 +125,18 @@ class CachingAllocator:
             properties = sys.modules["torch"].get_device_module(self.kind).get_device_properties(index)
             uuid = getattr(properties, "uuid", None)
             bus = getattr(properties, "pci_bus_id", None)
+            virtual = getattr(properties, VIRTUAL, None)
             known = self._devices[index] = Device(
                 kind=self.kind,
                 index=index,
-                name=properties.name,
+                name=properties.name if virtual is None else virtual,
                 total=properties.total_memory,
-                uuid=None if uuid is None else str(uuid),
+                # Of a card that is not there no driver can know anything: there is nothing to ask it by.
+                uuid=None if uuid is None or virtual is not None else str(uuid),
                 pci_bus_id=None
-                if bus is None
+                if bus is None or virtual is not None
                 else f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0",
+                virtual=virtual is not None,
             )
         return known
 
@@ -193,6 +198,9 @@ class CachingAllocator:
             self._interception = Interception(torch, self, watcher)
         return self._interception.install()
 
+    def controls(self) -> Controls | None:
+        return AllocatorControls(self.kind)
+
 
 class MpsAllocator:
     """Apple's GPU: PyTorch keeps two levels for it and no peak, no count and no snapshot."""
@@ -242,6 +250,9 @@ class MpsAllocator:
 
     def watch(self, watcher: Watcher) -> None:
         """Do nothing: there is no counter that a user could reset."""
+
+    def controls(self) -> None:
+        """Return nothing: MPS has one setting, an environment variable, and no memory without a tensor."""
 
 
 def _tensor_addresses(torch: Any) -> set[int]:

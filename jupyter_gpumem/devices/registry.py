@@ -8,7 +8,7 @@ from . import pytorch
 from .nvml import NvmlDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpumem.records import Device, DriverMemory
 
@@ -27,14 +27,39 @@ def backends() -> tuple[Backend, ...]:
     return tuple(_backends)
 
 
-def add_backend(backend: Backend) -> None:
+def backend(kind: str) -> Backend:
+    """Return the back end of a device type that is in use now, such as that of `cuda`."""
+    return next(found for found in _backends if found.kind == kind)
+
+
+def add_backend(added: Backend) -> None:
     """Add a family of devices, such as a scripted one, to everything that measures and shows."""
-    _backends.append(backend)
+    _backends.append(added)
 
 
-def remove_backend(backend: Backend) -> None:
+def remove_backend(added: Backend) -> None:
     """Take a family of devices away again."""
-    _backends.remove(backend)
+    _backends.remove(added)
+
+
+def stand_in(substitute: Backend, driver: Driver) -> Callable[[], None]:
+    """Let other devices stand in for those of the same type; returns the function that brings these back.
+
+    What is known and counted of devices hangs on their back end, so that nothing of the one is taken for the other's.
+
+    Args:
+        substitute: whose devices stand in.
+        driver: who speaks for the cards; the machine's own is not asked meanwhile.
+    """
+    global _driver
+    found, before = backend(substitute.kind), _driver
+    _backends[_backends.index(found)], _driver = substitute, driver
+
+    def restore() -> None:
+        global _driver
+        _backends[_backends.index(substitute)], _driver = found, before
+
+    return restore
 
 
 def ready_devices() -> Iterator[tuple[Backend, int]]:

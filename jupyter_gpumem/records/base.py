@@ -82,6 +82,7 @@ class Device(Record):
         name: the product name.
         total: bytes of device memory that PyTorch can see.
         uuid, pci_bus_id: identities shared with the driver; the only keys under which the driver is asked.
+        virtual: whether it is not there but modelled.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Device(Record):
     total: int | None = None
     uuid: str | None = None
     pci_bus_id: str | None = None
+    virtual: bool = False
 
     @property
     def label(self) -> str:
@@ -130,7 +132,7 @@ class DriverMemory(Record):
     Attributes:
         total, used, free: bytes of the whole card, for all processes.
         process: bytes of this process on it, or `None` where the driver does not tell (containers, WSL, MIG).
-        source: who answered: `nvml`, or `runtime` for the device's own run-time library.
+        source: who answered: `nvml`, `runtime` for the device's own run-time library, `model` for a virtual card.
     """
 
     total: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .base import Counters, Device, DriverMemory, Record
 
@@ -89,12 +89,45 @@ class Status(Record):
         settings: the allocator settings in force that differ from PyTorch's defaults.
         versions: the versions that matter to these numbers, such as `{"torch": "2.13.0", "cuda": "13.0"}`.
         missing: why nothing can be said, in one sentence, or `None`.
+        sources: where each of the settings comes from: an environment variable, or `this session`.
     """
 
     devices: tuple[DeviceStatus, ...]
     settings: dict[str, str]
     versions: dict[str, str]
     missing: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualCard(Record):
+    """A card that is not there but modelled.
+
+    Attributes:
+        capability: compute capability, major and minor.
+        context: bytes that a process holds on it outside PyTorch's allocator.
+        context_seen: whether that was seen on such a card; otherwise it is assumed.
+        used: whether this process has used it.
+    """
+
+    device: Device
+    capability: tuple[int, int]
+    context: int
+    context_seen: bool
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStatus(Record):
+    """The virtual GPU of this process.
+
+    Attributes:
+        cards: the cards; none while it is off.
+        notes: where a value was asked for that was not computed, and what was given for it; a sentence each.
+    """
+
+    cards: tuple[VirtualCard, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
-from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status
+from jupyter_gpumem.records import (
+    AllocatorConfig,
+    Audit,
+    DeviceAudit,
+    Emptied,
+    Limits,
+    Measurement,
+    Record,
+    RecorderStatus,
+    Reservation,
+    Reservations,
+    Series,
+    Status,
+    VirtualStatus,
+)
 
+from .audit import audit_sheets, device_audit_sheets
 from .comparison import recorder_sheets, whatif_sheets
+from .control import config_sheets, emptied_sheets, limits_sheets, reservation_sheets, reservations_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
+from .virtual import virtual_sheets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +40,7 @@ __all__ = [
     "mimebundle",
     "printable",
     "recording_sheets",
+    "sheets",
     "to_html",
     "to_text",
     "whatif_sheets",
@@ -30,23 +48,32 @@ __all__ = [
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
+    AllocatorConfig: config_sheets,
+    Audit: audit_sheets,
+    DeviceAudit: device_audit_sheets,
+    Emptied: emptied_sheets,
+    Limits: limits_sheets,
     Measurement: measurement_sheets,
     RecorderStatus: recorder_sheets,
+    Reservation: reservation_sheets,
+    Reservations: reservations_sheets,
     Series: series_sheets,
     Status: status_sheets,
+    VirtualStatus: virtual_sheets,
     WhatIf: whatif_sheets,
 }
 
 
+def sheets(record: Record) -> list[Sheet]:
+    """Return a record as sheets."""
+    return _SHEETS[type(record)](record)
+
+
 def mimebundle(record: Record) -> dict[str, str]:
     """Return the text and HTML of a record, for one display call."""
-    sheets = _SHEETS[type(record)](record)
-    return {"text/plain": to_text(sheets), "text/html": to_html(sheets)}
+    shown = sheets(record)
+    return {"text/plain": to_text(shown), "text/html": to_html(shown)}
 
 
-def _register(record: type[Record], sheets: Callable[[Any], list[Sheet]]) -> None:
-    record.rendered_by(text=lambda r: to_text(sheets(r)), html=lambda r: to_html(sheets(r)))
-
-
-for _record, _sheets in _SHEETS.items():
-    _register(_record, _sheets)
+for _record in _SHEETS:
+    _record.rendered_by(text=lambda record: to_text(sheets(record)), html=lambda record: to_html(sheets(record)))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.units import format_bytes, format_delta
 
-from .sheet import Sheet
+from .sheet import Sheet, sentence
 
 if TYPE_CHECKING:
     from jupyter_gpumem.comparison import WhatIf, WhatIfRow
     from jupyter_gpumem.records import RecorderStatus
 
-COLUMNS = ("peak reserved", "change", "unallocated", "stranded", "flushes", "driver calls", "OOMs")
+_DEFAULTS = "PyTorch's defaults"
+COLUMNS = ("peak reserved", "change", "unallocated", "stranded", "flushes", "driver calls")
 
 
 def whatif_sheets(result: WhatIf) -> list[Sheet]:
@@ -30,30 +32,41 @@ def whatif_sheets(result: WhatIf) -> list[Sheet]:
     return [
         Sheet(
             tuple(heading),
-            COLUMNS,
-            tuple(_row(row, exact=result.check.exact) for row in result.results),
+            (*COLUMNS, "OOMs (event)" if any(row.ooms for row in result.results) else "OOMs"),
+            tuple(_row(row, result.changes) for row in result.results),
             tuple(_notes(result)),
         )
     ]
 
 
-def _row(row: WhatIfRow, *, exact: bool) -> tuple[str, ...]:
-    name = row.settings or "PyTorch's defaults"
+def _row(row: WhatIfRow, changes: tuple[tuple[int, str], ...]) -> tuple[str, ...]:
+    name = row.settings or _DEFAULTS
     if row.recorded:
-        name = f"recorded: {name}" if exact else f"recorded settings, replayed: {name}"
+        name = ", then ".join(settings or _DEFAULTS for _, settings in changes) or name
+        name = f"recorded: {name}" if row.as_recorded else f"recorded settings, replayed: {name}"
     elif row.best:
         name = f"best: {name}"
-    change = "" if row.ooms else f"{format_delta(-row.gain)} ({-row.gain_percent:+.1f} %)" if row.gain else "same"
     return (
         name + (" (!)" if row.warnings else ""),
-        format_bytes(row.peak_reserved),
-        "" if row.recorded else change,
+        _peak(row),
+        "" if row.recorded else _change(row),
         "-" if row.unallocated_ratio is None else f"{100 * row.unallocated_ratio:.1f} %",
         format_bytes(row.stranded),
         f"{row.retries:,}",
         f"{row.device_allocations + row.device_frees:,}",
-        f"{row.ooms:,} (at event {row.first_oom:,})" if row.ooms and row.first_oom is not None else f"{row.ooms:,}",
+        f"{row.ooms:,} ({row.first_oom:,})" if row.ooms and row.first_oom is not None else f"{row.ooms:,}",
     )
+
+
+def _peak(row: WhatIfRow) -> str:
+    peak, otherwise = format_bytes(row.peak_reserved), row.peak_reserved_otherwise
+    return peak if otherwise in {None, row.peak_reserved} else f"{peak} (or {format_bytes(otherwise)})"
+
+
+def _change(row: WhatIfRow) -> str:
+    if row.gain is None or row.gain_percent is None:
+        return ""
+    return f"{format_delta(-row.gain)} ({-row.gain_percent:+.1f} %)" if row.gain else "same"
 
 
 def _notes(result: WhatIf) -> list[str]:
@@ -66,9 +79,11 @@ def _notes(result: WhatIf) -> list[str]:
             notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={best.settings} before Python starts.")
         else:
             notes.append("To use it: unset PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before Python starts.")
+        change = AllocatorSettings.parse(best.settings).change_from(AllocatorSettings.parse(result.results[0].settings))
+        notes.append(f"In a kernel that runs, for memory allocated from then on: %gpumem_config {change}")
     if exact:
         notes.append(_checked(result))
-    notes += [f"{note[0].upper()}{note[1:]}." for note in result.notes]
+    notes += [sentence(note) for note in result.notes]
     warned: dict[str, None] = {}
     for row in result.results:
         warned |= dict.fromkeys(f"(!) {row.settings}: {warning}." for warning in row.warnings)

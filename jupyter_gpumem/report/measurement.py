@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import MiB, format_bytes, format_delta, format_seconds
 
-from .sheet import Sheet
+from .sheet import Sheet, about_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _usage_sheet(result: Measurement, usage: DeviceUsage) -> Sheet:
     heading = (device.label, *([device.name] if device.name else []), *_heading(result))
     if not usage.changed and usage.peak_allocated == usage.start.allocated:
         note = f"unchanged: {format_bytes(usage.end.allocated)} allocated, {format_bytes(usage.end.reserved)} reserved."
-        return Sheet(heading, notes=(note, *_notes(result, usage)))
+        return Sheet(heading, notes=(note, *_notes(result, usage), *about_virtual(device)))
     bound = "" if usage.doubt is None else ">= "
     rows = tuple(
         (
@@ -63,7 +63,8 @@ def _usage_sheet(result: Measurement, usage: DeviceUsage) -> Sheet:
             ("reserved", usage.peak_reserved, usage.reserved_over_start, usage.delta_reserved),
         )
     )
-    return Sheet(heading, ("start", "peak", "over start", "end", "stays"), rows, tuple(_notes(result, usage)))
+    notes = (*_notes(result, usage), *about_virtual(device))
+    return Sheet(heading, ("start", "peak", "over start", "end", "stays"), rows, notes)
 
 
 def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
@@ -173,7 +174,8 @@ def series_sheets(series: Series) -> list[Sheet]:
                 )
             )
         heading = (label, *([device.name] if device.name else []), _count(len(series.runs), what))
-        sheets.append(Sheet(heading, columns, _elided(rows), tuple(_first_run_note(peaks) if what == "run" else ())))
+        first = _first_run_note(peaks) if what == "run" else ()
+        sheets.append(Sheet(heading, columns, _elided(rows), (*first, *about_virtual(device))))
     return sheets
 
 

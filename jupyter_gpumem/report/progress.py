@@ -51,7 +51,7 @@ class Progress:
         self._next = now + 0.1
         self._written = True
         filled = _WIDTH * done // max(1, planned)
-        self._write(f"replaying [{'#' * filled}{'.' * (_WIDTH - filled)}] {done} of {planned} settings")
+        self._write(f"replaying [{'#' * filled}{'.' * (_WIDTH - filled)}] {done} of {planned}")
 
     def __enter__(self) -> Progress:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from jupyter_gpumem.records import Device
+
 _TEXT_WIDTH = 118
+_NARROWEST, _SHORTEST_NAME = 40, 30
+_INDENT = _GAP = 2
 _CELL = "padding:1px 0 1px 1.2em;text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
 _NAME = "padding:1px 0;text-align:left;white-space:nowrap"
 _BAR = ("#0072b2", "#56b4e9", "#e69f00", "#cc79a7", "#999999", "#d9d9d9", "#f0f0f0")
@@ -35,6 +40,11 @@ class Sheet:
     bar: tuple[float, ...] = ()
 
 
+def about_virtual(device: Device) -> tuple[str, ...]:
+    """Return what every report on a device that is not there must say."""
+    return ("A virtual GPU: nothing is computed on it; its memory is modelled.",) if device.virtual else ()
+
+
 def printable(text: str) -> str:
     """Return a text in which nothing moves a cursor, colours, reverses or breaks a line: such characters are spelt out.
 
@@ -43,6 +53,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def sentence(text: str) -> str:
+    """Return a phrase as a sentence."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _printable(sheet: Sheet) -> Sheet:
@@ -55,23 +70,125 @@ def _printable(sheet: Sheet) -> Sheet:
     )
 
 
-def to_text(sheets: Iterable[Sheet]) -> str:
-    """Return the sheets as one aligned block of text, without a final line break."""
-    return "\n\n".join("\n".join(_text_lines(_printable(sheet))) for sheet in sheets)
+def to_text(sheets: Iterable[Sheet], width: int | None = None) -> str:
+    """Return the sheets as one aligned block of text, without a final line break.
+
+    Args:
+        sheets: what to write.
+        width: characters of a line of the terminal; without it tables are as wide as they are.
+    """
+    return "\n\n".join("\n".join(_text_lines(_printable(sheet), width)) for sheet in sheets)
 
 
-def _text_lines(sheet: Sheet) -> list[str]:
-    lines = [" · ".join(sheet.heading)]
+def _text_lines(sheet: Sheet, width: int | None) -> list[str]:
+    most = _TEXT_WIDTH if width is None else max(_NARROWEST, min(_TEXT_WIDTH, width))
+    lines = _heading(sheet.heading, width)
     if sheet.rows:
-        head = [("", *sheet.columns)] if sheet.columns else []
-        cells = [tuple(map(_aligned, row)) for row in (*head, *sheet.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for name, *numbers in cells:
-            padded = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
-            lines.append("  ".join(("  " + name.ljust(widths[0]), *padded)).rstrip())
+        lines += _table(sheet, width)
     for note in sheet.notes:
-        lines += textwrap.wrap(note, _TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _wrapped(note, most, "  ", "    ")
     return lines
+
+
+def _heading(parts: Sequence[str], width: int | None) -> list[str]:
+    """Return the parts on one line, or on several that are no wider than that: no part is broken."""
+    lines = list(parts[:1])
+    for part in parts[1:]:
+        if width is None or len(f"{lines[-1]} · {part}") <= width:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(f"  {part}")
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str, following: str) -> list[str]:
+    # What is to be copied, as a settings string, stays in one piece even if it is longer than the line.
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=following, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _table(sheet: Sheet, width: int | None) -> list[str]:
+    """Return the lines of a table: as it is where that fits, or else made narrower step by step.
+
+    First the heads are written in several lines, then the names are broken after commas and blanks, and at last the
+    columns are shown in blocks below each other, each with the names.
+    """
+    rows = [tuple(map(_aligned, row)) for row in sheet.rows]
+    heads = [[head] for head in sheet.columns]
+    names = [[row[0]] for row in rows]
+    cells = [row[1:] for row in rows]
+    whole = _block(names, heads, cells)
+    if width is None or _widest(whole) <= width:
+        return whole
+    heads = [head.split() for head in sheet.columns]
+    narrower = _block(names, heads, cells)
+    if _widest(narrower) <= width:
+        return narrower
+    columns = _widths(heads, cells)
+    longest = max(len(name[0]) for name in names)
+    room = max(_SHORTEST_NAME, width - _INDENT - sum(size + _GAP for size in columns))
+    names = [_broken(name[0], room) for name in names] if room < longest else names
+    taken = _INDENT + max(len(line) for name in names for line in name)
+    lines: list[str] = []
+    for begin, end in _spans([size + _GAP for size in columns], width - taken):
+        lines += [""] if lines else []
+        lines += _block(names, heads[begin:end], [row[begin:end] for row in cells])
+    return lines
+
+
+def _spans(sizes: list[int], room: int) -> list[tuple[int, int]]:
+    """Return from where to where each block of columns goes: as few blocks as possible, and about equally many each."""
+    starts, left = [0], room
+    for number, size in enumerate(sizes):
+        if size > left and number > starts[-1]:
+            starts.append(number)
+            left = room
+        left -= size
+    each = -(-len(sizes) // len(starts))
+    even = list(range(0, len(sizes), each))
+    if all(sum(sizes[start : start + each]) <= room for start in even):
+        starts = even
+    return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
+
+
+def _broken(name: str, room: int) -> list[str]:
+    """Break a name after commas and blanks; put together again, the lines are the name."""
+    lines = [""]
+    for part in re.findall(r"[^, ]+[, ]*|[, ]+", name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > room:
+            lines.append(" " * _GAP)
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
+
+
+def _block(names: list[list[str]], heads: list[list[str]], cells: list[tuple[str, ...]]) -> list[str]:
+    """Return aligned lines: names to the left and numbers to the right, on the first line of each name."""
+    left = max(len(line) for name in names for line in name)
+    widths = _widths(heads, cells)
+    height = max(map(len, heads), default=0)
+    raised = [[""] * (height - len(head)) + head for head in heads]  # the last word stands above the numbers
+    lines = [_line("", left, level, widths) for level in zip(*raised, strict=True)]
+    for name, row in zip(names, cells, strict=True):
+        lines.append(_line(name[0], left, row, widths))
+        lines += [_line(more, left, (), ()) for more in name[1:]]
+    return lines
+
+
+def _widths(heads: list[list[str]], cells: list[tuple[str, ...]]) -> list[int]:
+    """Return how wide each column of numbers is."""
+    columns = list(zip(*cells, strict=True))
+    words = heads or [[] for _ in columns]
+    return [max(map(len, (*column, *head))) for column, head in zip(columns, words, strict=True)]
+
+
+def _line(name: str, left: int, cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
+    return (" " * _GAP).join((" " * _INDENT + name.ljust(left), *padded)).rstrip()
+
+
+def _widest(lines: list[str]) -> int:
+    return max(map(len, lines))
 
 
 def _aligned(cell: str) -> str:

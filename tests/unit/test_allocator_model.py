@@ -418,7 +418,10 @@ def test_the_message_is_pytorchs():
     assert str(error.value) == (
         "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 10.00 GiB of which 6.00 GiB is "
         "free. Including non-PyTorch memory, this process has 4.00 GiB memory in use. 4.00 GiB allowed; Of the "
-        "allocated memory 3.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+        "allocated memory 3.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. If "
+        "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+        "avoid fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
+        "cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
 
 

@@ -20,7 +20,7 @@ import jupyter_gpumem
 from jupyter_gpumem import cli
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.recording import read_recording, write_recording
-from jupyter_gpumem.records import Status
+from jupyter_gpumem.records import Device, DeviceStatus, DriverMemory, Status
 from jupyter_gpumem.report.progress import Progress
 from jupyter_gpumem.units import GiB, MiB
 
@@ -76,7 +76,9 @@ def installed(*arguments, **options):
 # Help, version, status
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("status", "-h"), ("whatif", "--help"), ("report", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("status", "-h"), ("whatif", "--help"), ("report", "--help"), ("demo", "-h")]
+)
 def test_help_is_printed(command, arguments):
     """`--help` of the command and of each of its parts goes to stdout and is no error."""
     done = command(*arguments)
@@ -118,13 +120,72 @@ def test_the_status_of_devices(command, fake):
     assert sum(size for _, size in data["devices"][0]["layers"]) == 8 * GiB
 
 
-def test_the_status_without_devices(command, monkeypatch):
-    """Where there is nothing to show, one line says why and the exit code is 1."""
-    monkeypatch.setattr(cli, "status", lambda: Status((), {}, {}, "this machine has no GPU"))
+def test_the_status_is_the_machines(command, monkeypatch):
+    """A process of its own has never used a GPU: the cards are shown, as the driver sees them, and nothing about it."""
+    card = DeviceStatus(
+        Device("GPU", 0, "NVIDIA H200", 8 * GiB), None, DriverMemory(8 * GiB, 2 * GiB, 6 * GiB, None, "nvml")
+    )
+    monkeypatch.setattr(cli, "status", lambda: Status((card,), {}, {}, "this process has not used a GPU yet"))
     done = command("status")
-    assert (done.code, done.out, done.err) == (1, "This machine has no GPU.\n", "")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == ("GPU:0 · NVIDIA H200 · 8.00 GiB\n  in use  2.00 GiB  25.0 %\n  free    6.00 GiB  75.0 %\n")
+    assert command("status", "--json").json["missing"] is None
+
+
+@pytest.mark.parametrize("missing", ["this process has not used a GPU yet", "PyTorch is not installed in this ..."])
+def test_the_status_without_devices(command, monkeypatch, missing):
+    """Where there is no card, one line says that of the driver, not of this process, and the exit code is 1."""
+    monkeypatch.setattr(cli, "status", lambda: Status((), {}, {}, missing))
+    done = command("status")
+    assert (done.code, done.out, done.err) == (1, "The driver shows no GPU on this machine; try nvidia-smi.\n", "")
     done = command("status", "--json")
-    assert (done.code, done.json["missing"]) == (1, "this machine has no GPU")
+    assert (done.code, done.json["missing"]) == (1, "the driver shows no GPU on this machine; try nvidia-smi")
+
+
+def test_the_demo(command):
+    """It shows a status, a report and a what-if of a run that the model made up, and how to do that for one's own."""
+    done = command("demo")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("A made-up training run: 60 steps on batches of changing length")
+    parts = ["cuda:0 · a made-up card · 24.00 GiB", "demo, device 0 ·", "best: expandable_segments:True", "Checked: a"]
+    places = [done.out.index(part) for part in (*parts, "For a run of your own", "jupyter gpumem whatif run.pickle.gz")]
+    assert places == sorted(places)
+    assert command("demo", "-j", "2").out == done.out, "the same every time"
+
+
+def test_the_demo_as_json(command):
+    """As JSON it is that of a what-if, with the status."""
+    data = command("demo", "--json").json
+    assert list(data) == ["status", "recording", "check", "results"]
+    assert data["check"]["mismatches"] == 0
+    layers = data["status"]["devices"][0]["layers"]
+    assert sum(size for _, size in layers) == data["recording"]["total_memory"] == 24 * GiB
+    first, best = data["results"][0], next(row for row in data["results"] if row["best"])
+    assert best["settings"] == "expandable_segments:True"
+    assert best["gain"] > first["peak_reserved"] // 4
+
+
+def test_the_demo_without_torch():
+    """It needs neither torch nor a GPU."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from jupyter_gpumem.cli import main; code = main(['demo'])\n"
+        "print(code, sorted({'IPython', 'matplotlib', 'ipywidgets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n0 []\n")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_gets_tables_as_wide_as_it_is(command, monkeypatch, columns):
+    """On a terminal no table is wider; elsewhere lines are as long as they are."""
+    arguments = ("whatif", RESNET, "--set", "expandable_segments:True,roundup_power2_divisions:8")
+    wide = command(*arguments).out
+    monkeypatch.setattr(cli.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    assert command(*arguments).out == wide
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    assert cli.main(list(arguments)) == 0
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns < max(map(len, wide.splitlines()))
 
 
 def test_the_installed_status():
@@ -174,7 +235,8 @@ def test_whatif_prints_a_table(command):
 def test_whatif_on_another_card(command):
     """`--memory` assumes a card of that size."""
     data = command("whatif", RESNET, "--memory", "6GiB", "--set", "", "--json").json
-    assert data["recording"]["memory"] == 6 * GiB
+    assert data["recording"]["assumed_memory"] == 6 * GiB
+    assert data["recording"]["total_memory"] == read_recording(RESNET).total_memory
     assert data["results"][0]["retries"] > 0
 
 
@@ -185,7 +247,9 @@ def test_whatif_under_another_cap(command):
         for given in (None, "recorded", "off", "3GiB")
     }
     recorded = read_recording(CAPPED).limit
-    assert [data["recording"]["limit"] for data in limits.values()] == [recorded, recorded, None, 3 * GiB]
+    assumed = [data["recording"]["assumed_limit"] for data in limits.values()]
+    assert assumed == [recorded, recorded, None, 3 * GiB]
+    assert {data["recording"]["limit"] for data in limits.values()} == {recorded}
     assert [data["results"][0]["ooms"] for data in limits.values()][:3] == [1, 1, 0]
 
 
@@ -260,7 +324,7 @@ BAD_FILES = {
     "empty": (b"", "is empty; save the recording again"),
     "a text": (b"What was recorded\n", "it is not a pickle of protocol 2 to 5"),
     "HTML": (b"<!DOCTYPE html><html></html>", "it is an HTML or XML page"),
-    "truncated gzip": (gzip.compress(os.urandom(5000))[:-100], "is cut short; copy or save it again"),
+    "truncated gzip": (gzip.compress(pickle.dumps({"segments": []}))[:-9], "is cut short; copy or save it again"),
     "os.system": (pickle.dumps(Calls(os.system, ("touch HIT",))), "names a class or function to call"),
     "os.system, packed": (gzip.compress(pickle.dumps({"segments": [Calls(os.system, ("touch HIT",))]})), "to call"),
     "a checkpoint": (checkpoint(), "it is a zip archive, such as a PyTorch checkpoint"),
@@ -313,6 +377,8 @@ BAD_VALUES = {
     ("--memory", "0"): "a card of '0' is not possible; write a size such as 24GiB",
     ("--limit", "on"): "not a size: 'on'",
     ("--limit", "0GiB"): "a limit of '0GiB' is not possible",
+    ("-j", "0"): "0 processes are not possible; jobs is a number of at least 1",
+    ("-j=-2",): "-2 processes are not possible",
     ("-d", "7"): "resnet50-default.pickle.gz has no device 7; it has 0",
 }
 
@@ -349,7 +415,7 @@ def test_an_unknown_command_names_the_known_ones(command):
     """A command that does not exist is refused with those that do."""
     done = command("what-if", RESNET)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    for name in ("what-if", "status", "whatif", "report"):
+    for name in ("what-if", "status", "whatif", "report", "demo"):
         assert name in done.err
 
 
@@ -402,8 +468,9 @@ def test_a_terminal_sees_the_progress(command, monkeypatch, slow):
     done = command("whatif", RESNET, "--set", "", "--set", "expandable_segments:True", "-j", "1")
     *shown, last = lines_of(terminal)
     assert list(dict.fromkeys(line.removesuffix("\x1b[K") for line in shown)) == [
-        "replaying [############............] 1 of 2 settings",
-        "replaying [########################] 2 of 2 settings",
+        "replaying [############............] 1 of 2",
+        "replaying [########################] 2 of 2",
+        "replaying [########################] 3 of 3",
     ]
     assert last == "\x1b[K"
     assert done.out == f"{whatif(RESNET, ['', 'expandable_segments:True'])}\n"
@@ -419,7 +486,7 @@ def test_nothing_is_shown_within_a_second(command, monkeypatch):
     clock = itertools.count(0, 0.1).__next__
     monkeypatch.setattr(cli.Progress, "on_terminal", functools.partial(Progress.on_terminal, clock=clock))
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    assert command("whatif", RESNET, *["--set", ""] * 9, "-j", "1").code == 0
+    assert command("whatif", RESNET, *["--set", ""] * 4, "-j", "1").code == 0
     assert terminal.getvalue() == ""
 
 
@@ -459,7 +526,7 @@ def test_progress_of_nothing_is_not_cleared():
     assert cleared == []
     shown = []
     Progress(shown.append, clock=itertools.count(0, 2).__next__)(0, 0)
-    assert shown == [f"replaying [{'.' * 24}] 0 of 0 settings"]
+    assert shown == [f"replaying [{'.' * 24}] 0 of 0"]
 
 
 def test_a_stream_that_is_none_gets_no_progress():

@@ -14,6 +14,8 @@ from jupyter_gpumem.allocator.model import Allocator
 from jupyter_gpumem.allocator.process import ProcessDriver
 from jupyter_gpumem.allocator.replay import Conditions, replay
 from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.allocator.sizes import round_size
+from jupyter_gpumem.allocator.trace import SPECIAL
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.recording import Recording, read_recording
@@ -62,10 +64,43 @@ def test_training_is_predicted_to_the_byte(workload, source, target):
     """
     result, real = predicted(workload, source, target)
     assert result.peak_reserved == real["reserved_bytes.all.peak"]
-    # An unsplit block counts whole, with up to 1 MiB of slack: under rounding it is not always the real run's block.
+    # Which blocks are left unsplit depends on addresses; see the next test.
     slack = 0.0014 if target == "roundup4" else 0
     assert abs(result.peak_allocated / real["allocated_bytes.all.peak"] - 1) <= slack
     assert (result.retries, result.ooms) == (real["num_alloc_retries"], real["num_ooms"])
+
+
+def rounded_peak(trace, divisions):
+    """Return the most that lived at once, as rounded sizes: what a trace tells of the allocated peak."""
+    sizes, level, peak = [round_size(block[1], divisions) for block in trace.start], 0, 0
+    level = peak = sum(sizes)
+    for op in trace.ops:
+        if 0 <= op < SPECIAL:
+            sizes.append(round_size(trace.requests[op][0], divisions))
+            level += sizes[-1]
+            peak = max(peak, level)
+        elif op < 0:
+            level -= sizes[~op]
+    return peak
+
+
+@pytest.mark.parametrize("workload", ["transformer", "oom"])
+def test_what_a_trace_does_not_tell_of_the_allocated_peak(workload):
+    """Under rounding, recordings agree on the rounded sizes; the rest of the peak is what unsplit blocks leave over.
+
+    Which blocks that are follows from addresses, which differ from run to run: it is at most 1 MiB for each block, and
+    a few blocks more or less are the 0.12 and 0.13 % by which the prediction is low.
+    """
+    real, known = recording(f"{workload}-roundup4"), recording(f"{workload}-default")
+    divisions = real.settings.roundup_power2_divisions
+    rounded = rounded_peak(known.trace(0), divisions)
+    assert rounded == rounded_peak(real.trace(0), divisions)
+    result, stats = predicted(workload, "default", "roundup4")
+    left_over = stats["allocated_bytes.all.peak"] - rounded, result.peak_allocated - rounded
+    assert left_over[0] > left_over[1] > 0
+    assert left_over[0] - left_over[1] <= 2 * MiB
+    exact = check(real.trace(0), real.circumstances(0), real.held(0))[1]
+    assert exact.peak_allocated == stats["allocated_bytes.all.peak"], "with the recorded addresses it is exact"
 
 
 @pytest.mark.parametrize("source", ["default", "expandable", "cap"])
@@ -125,15 +160,39 @@ def test_a_change_of_settings_is_followed():
     assert not check(unknown.trace(0), unknown.circumstances(0), unknown.held(0))[0].exact
 
 
-def test_others_are_tried_throughout():
-    """Other settings are tried as if they had held from the start, which a note says."""
+def test_a_change_is_part_of_the_program():
+    """Under other settings at the start the program changes them at the same place, which a note says."""
     source = changed(settings_at_start="", settings_changes=[at(16865)])
     result = whatif(source, ["", "expandable_segments:True"])
+    recorded, same, throughout = result.results
     assert result.check.exact
-    assert result.results[1].peak_reserved == result.results[0].peak_reserved
-    assert result.results[2].peak_reserved < result.results[0].peak_reserved
-    assert any("throughout" in note for note in result.notes)
+    assert recorded.settings == ""
+    assert same.peak_reserved == recorded.peak_reserved
+    assert throughout.peak_reserved < recorded.peak_reserved
+    assert any("at the same place" in note for note in result.notes)
     assert result.confidence == "lowered"
+
+
+def test_a_change_acts_on_the_settings_it_finds():
+    """It does what PyTorch's call does: what it does not name stays, or goes back to its default."""
+
+    def event(action, address, size, time):
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time}
+
+    first, second = 1 << 40, 2 << 40
+    events = [
+        event("segment_alloc", first, 20 * MiB, 1),
+        event("alloc", first, 5 * MiB, 1),
+        event("segment_alloc", second, 34 * MiB, 3),
+        event("alloc", second, 33 * MiB, 3),
+    ]
+    extra = {"settings_at_start": "", "settings_changes": [{"time_us": 2, "settings": "max_split_size_mb:64"}]}
+    trace = Recording({"segments": [], "device_traces": [events], "jupyter_gpumem": extra}).trace(0)
+    assert trace.changes == ["max_split_size_mb:64"]
+    # Rounding up is forgotten with the change: 5 MiB become 6, and 33 MiB take a segment of 34, not 48.
+    assert replay(trace, AllocatorSettings.parse("roundup_power2_divisions:2"), Conditions()).peak_allocated == 40 * MiB
+    # Growing goes on: 33 MiB come in pages of 20 MiB, the first of which has 15 MiB left.
+    assert replay(trace, AllocatorSettings.parse("expandable_segments:True"), Conditions()).peak_reserved == 40 * MiB
 
 
 def test_changes_before_the_first_event_are_the_start():
@@ -142,7 +201,7 @@ def test_changes_before_the_first_event_are_the_start():
     source = changed(settings_changes=[at(16865), early], settings_at_start="roundup_power2_divisions:4")
     circumstances = source.circumstances(0)
     assert circumstances.settings == AllocatorSettings.parse("max_split_size_mb:128")
-    assert circumstances.changes == ((16865, AllocatorSettings.parse("expandable_segments:True")),)
+    assert circumstances.changes == ((16865, "expandable_segments:True"),)
 
 
 def test_what_is_unknown_about_changes_is_said():

@@ -12,14 +12,12 @@ import pytest
 
 from jupyter_gpumem import recorder
 from jupyter_gpumem.comparison import whatif
-from jupyter_gpumem.devices.history import History
-from jupyter_gpumem.devices.pytorch import CachingAllocator
 from jupyter_gpumem.errors import GpumemError, RecordingError, UnavailableError
-from jupyter_gpumem.recorder import Recorder, record
+from jupyter_gpumem.recorder import record
 from jupyter_gpumem.recording import read_recording
 from jupyter_gpumem.records import RecorderStatus
 from jupyter_gpumem.units import GiB, MiB
-from tests.recording_torch import PLACE, RecordingTorch
+from tests.recording_torch import PLACE, RecordingTorch, own_recorder
 
 OURS = (("all",), {"context": "alloc", "stacks": "python", "max_entries": 1_000_000})
 THEIRS = {"enabled": "all", "context": "state", "stacks": "all", "max_entries": 77}
@@ -35,7 +33,7 @@ def become(monkeypatch):
 
     def use(torch):
         monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.setattr(recorder, "RECORDER", Recorder(History(CachingAllocator("cuda"))))
+        monkeypatch.setattr(recorder, "RECORDER", own_recorder())
         made.append((torch, recorder.RECORDER))
         return torch
 
@@ -399,7 +397,7 @@ def another_kind(monkeypatch, become):
 def test_where_nothing_can_be_recorded_one_line_says_why(monkeypatch, become, world, said):
     """Without torch, or without a device for it, start says why; status and stop work, and nothing is initialised."""
     world(monkeypatch, become)
-    ours = Recorder(History(CachingAllocator("cuda")))
+    ours = own_recorder()
     with pytest.raises(UnavailableError) as error:
         ours.start()
     assert str(error.value) == f"allocator events cannot be recorded: {said}"

@@ -10,13 +10,14 @@ import pickletools
 import random
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict, deque
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from jupyter_gpumem import unpickling
+from jupyter_gpumem import opcodes, unpickling
 from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.recording import Recording, read_recording, write_recording
 from jupyter_gpumem.units import MiB
@@ -488,6 +489,91 @@ def test_random_opcodes_are_refused_or_read(tmp_path):
         refused(tmp_path, HEAD + b"".join(parts) + b".")
 
 
+def zeros_in(tmp_path, head, size):
+    """Return a gzip file that unpacks to a head and then zeros."""
+    path = tmp_path / "zeros.pickle.gz"
+    pack = zlib.compressobj(9, wbits=31)
+    with path.open("wb") as file:
+        file.write(pack.compress(head))
+        for _ in range(size // (4 * MiB)):
+            file.write(pack.compress(bytes(4 * MiB)))
+        file.write(pack.flush())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("head", "said"), [(b"", "not a pickle"), (HEAD, "holds something"), (HEAD + b"}", "holds so")]
+)
+def test_a_bomb_is_refused_where_it_begins(tmp_path, monkeypatch, head, said):
+    """Gigabytes of zeros in a small file are not unpacked: the first piece shows that they are no recording."""
+    path = zeros_in(tmp_path, head, 256 * MiB)
+    unpacked = []
+    pieces = unpickling._unpacked
+    monkeypatch.setattr(
+        unpickling, "_unpacked", lambda *args: (unpacked.append(len(piece)) or piece for piece in pieces(*args))
+    )
+    with pytest.raises(RecordingError, match=said):
+        read_recording(path)
+    assert sum(unpacked) <= MiB
+
+
+def test_a_bomb_of_allowed_opcodes_is_bounded(tmp_path):
+    """Where every opcode is allowed, no more is unpacked than a recording of that size needs."""
+    path = tmp_path / "nones.pickle.gz"
+    path.write_bytes(gzip.compress(HEAD + b"]" + b"(e" * (40 * MiB) + b".", 9))
+    with pytest.raises(
+        RecordingError, match=r"unpacks to more than \d+.\d\d MiB: no recording does; if it is one, unpack"
+    ):
+        read_recording(path)
+
+
+def test_a_sparse_file_is_refused_at_its_beginning(tmp_path):
+    """A file of a terabyte that takes no space on disk is not read."""
+    for head in (b"", HEAD + b"}"):
+        path = tmp_path / "sparse.pickle"
+        path.write_bytes(head)
+        os.truncate(path, 1 << 40)
+        with pytest.raises(RecordingError, match="not a recording"):
+            read_recording(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_pipes_and_devices_are_refused(tmp_path):
+    """Nobody may ever write to a pipe, and some devices never end: neither is opened for reading."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match=r"^pipe is a pipe, not a file; save what comes out of it, and name that$"):
+        read_recording(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match="zero is a device"):
+        read_recording("/dev/zero")
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 700, 5000])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pieces_of_any_size_are_scanned_alike(protocol, size):
+    """Wherever the reader cuts a pickle in two, strings, tuples and numbers are recognised."""
+    source = read_recording(DATA / "resnet50-default.pickle.gz").snapshot
+    head = {"device_traces": [source["device_traces"][0][:150]], "segments": source["segments"][:9]}
+    head["more"] = [(1, 2, 3, 4), "x" * 3000, (), (0,)]
+    data = pickle.dumps(head, protocol=protocol)
+    scanner = opcodes.Scanner()
+    for at in range(0, len(data), size):
+        scanner.feed(data[at : at + size])
+    scanner.finish()
+    for cut in range(1, 60) if size > 9 else (1, 5):
+        short = opcodes.Scanner()
+        for at in range(0, len(data) - cut, size):
+            short.feed(data[at : min(at + size, len(data) - cut)])
+        with pytest.raises(RecordingError, match="cut short"):
+            short.finish()
+
+
+@pytest.mark.parametrize("more", [b"\n", bytes(300), pickle.dumps(1)])
+def test_nothing_follows_a_recording(tmp_path, more):
+    """A file that goes on after its pickle is something else."""
+    assert "something follows" in refused(tmp_path, pickle.dumps(snapshot()) + more)
+    assert "something follows" in refused(tmp_path, gzip.compress(pickle.dumps(snapshot()) + more))
+
+
 @pytest.mark.parametrize("name", ["", "missing.pickle", "a\0b", "."])
 def test_paths_that_are_no_file_are_refused(tmp_path, name):
     """A directory, a missing file and an impossible name are told apart from a bad file."""
@@ -499,9 +585,9 @@ def test_the_unpickler_alone_admits_no_globals():
     """The second lock holds without the first: no global and no persistent id passes the unpickler itself."""
     for name in ("os.system", "persistent id binary", "stack global"):
         with pytest.raises(RecordingError):
-            unpickling._load(HOSTILE[name])
+            unpickling._load(io.BytesIO(HOSTILE[name]))
     with pytest.raises((RecordingError, ValueError)):
-        unpickling._load(HOSTILE["ext1"])
+        unpickling._load(io.BytesIO(HOSTILE["ext1"]))
 
 
 def test_what_is_not_recorded_is_said():

@@ -12,8 +12,8 @@ from test_report import read, words
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.recording import Recording, read_recording
 from jupyter_gpumem.records import RecorderStatus
-from jupyter_gpumem.report import Sheet, mimebundle, printable, recording_sheets, to_html, to_text
-from jupyter_gpumem.units import GiB, MiB
+from jupyter_gpumem.report import Sheet, mimebundle, printable, recording_sheets, sheets, to_html, to_text
+from jupyter_gpumem.units import GiB, MiB, format_bytes
 
 DATA = Path(__file__).parents[1] / "data" / "recordings"
 BASE = 0x7F0000000000
@@ -93,6 +93,54 @@ def test_a_whatif_says_all_it_must(name):
     assert ("Check not passed: " in text) == (not result.check.exact)
     assert ("To use it: " in text) == (result.best is not None)
     assert all(line == line.rstrip() for line in lines)
+
+
+# Narrow terminals
+
+
+LONG = f"{EXPANDABLE},roundup_power2_divisions:[256:1,512:2,1024:4,>:8],garbage_collection_threshold:0.8"
+NARROW = {
+    "cap": lambda: whatif(recording(CAPPED), [EXPANDABLE, "", LONG]),
+    "helps": lambda: whatif(
+        recording(), ["max_split_size_mb:128", EXPANDABLE, f"{EXPANDABLE},large_segment_size_mb:40"]
+    ),
+}
+
+
+@cache
+def narrow(name):
+    return NARROW[name]()
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("width", [120, 80])
+def test_text_of_a_narrow_terminal(name, width, golden):
+    """In a terminal the table is as narrow as that is, as reviewed."""
+    golden(f"whatif_{name}_in_{width}_columns", to_text(sheets(narrow(name)), width))
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("width", [*range(64, 200, 7), 10, 1])
+def test_nothing_is_lost_in_a_narrow_terminal(name, width):
+    """Whatever the width: no line is wider than it must be, every number is there, settings can be put together."""
+    result = narrow(name)
+    wide, text = to_text(sheets(result)), to_text(sheets(result), width)
+    command = max(len(f"PYTORCH_CUDA_ALLOC_CONF={row.settings}") for row in result.results if row.best)
+    assert all(len(line) <= max(width, command + 4, 64) for line in text.splitlines())
+    names = "".join(re.split(r" {2,}", line.strip())[0] for line in text.splitlines())
+    for row in result.results:
+        assert row.settings in names
+        assert format_bytes(row.peak_reserved) in text
+    assert f"PYTORCH_CUDA_ALLOC_CONF={result.best}" in text
+    if width > max(map(len, wide.splitlines())):
+        assert text == wide
+
+
+def test_columns_stay_aligned_in_a_narrow_terminal():
+    """The numbers of a column end where its head ends."""
+    lines = to_text(sheets(narrow("cap")), 120).splitlines()
+    ends = [{match.end() for match in re.finditer(r"\S+( \S+)*", line)} for line in lines[2:5]]
+    assert ends[0] & ends[1] & ends[2]
 
 
 # Recordings

@@ -1,0 +1,52 @@
+"""What reports and measurements are told of the virtual cards, beside what `torch.cuda` answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.devices.pytorch import CachingAllocator
+from jupyter_gpumem.records import Device, DriverMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .state import State
+
+
+class VirtualBackend(CachingAllocator):
+    """PyTorch's devices, as always, but for what tells a workspace from a tensor: which is which is known here.
+
+    Args:
+        workspaces: returns `{address: bytes}` of the library workspaces on a card.
+    """
+
+    def __init__(self, workspaces: Callable[[int], dict[int, int]]) -> None:
+        super().__init__("cuda")
+        self._workspaces = workspaces
+
+    def workspaces(self, index: int) -> dict[int, int]:
+        return self._workspaces(index)
+
+
+class VirtualDriver:
+    """Speaks for the cards in the place of NVIDIA's driver, which must not be asked: it could know another card.
+
+    All that is on a card is this process's.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def memory(self, device: Device) -> DriverMemory | None:
+        return self._memory(device.index)
+
+    def cards(self) -> tuple[tuple[Device, DriverMemory], ...]:
+        return tuple(
+            (Device("cuda", index, card.label, card.total, virtual=True), self._memory(index))
+            for index, card in enumerate(self._state.cards)
+        )
+
+    def _memory(self, index: int) -> DriverMemory:
+        total = self._state.cards[index].total
+        used = self._state.used(index)
+        return DriverMemory(total=total, used=used, free=total - used, process=used, source="model")

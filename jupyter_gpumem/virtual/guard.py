@@ -1,0 +1,128 @@
+"""The device's guard: what PyTorch asks for the current device and stream, in a few bytes of machine code.
+
+PyTorch can have the guard in Python (`torch._C._acc.DeviceGuard`), but asks it in places where nothing may be raised:
+when a backward pass fails with an error that is still set in Python, or is interrupted just there, the call fails and
+the process aborts. So the methods that would call Python are replaced, in the guard's table of virtual functions, by
+ones that return a constant or their argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jupyter_gpumem.errors import UnavailableError
+
+# A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up to
+# 16 bytes come back in two registers.
+_FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM, _COUNT = "first device", "given device", "given stream", "count"
+_CODE = {
+    "x86_64": {
+        _FIRST_DEVICE: "b8 14 00 00 00  c3",  # mov eax, 20; ret
+        _GIVEN_DEVICE: "0f b7 c6  31 d2  c3",  # movzx eax, si; xor edx, edx; ret
+        _GIVEN_STREAM: "48 89 f0  c3",  # mov rax, rsi; ret, with the id in rdx already
+        _COUNT: "b8 10 00 00 00  c3",  # mov eax, 16; ret
+    },
+    "aarch64": {
+        _FIRST_DEVICE: "80 02 80 52  c0 03 5f d6",  # mov w0, #20; ret
+        _GIVEN_DEVICE: "20 3c 40 92  01 00 80 d2  c0 03 5f d6",  # and x0, x1, #0xffff; mov x1, #0; ret
+        _GIVEN_STREAM: "e0 03 01 aa  e1 03 02 aa  c0 03 5f d6",  # mov x0, x1; mov x1, x2; ret
+        _COUNT: "00 02 80 52  c0 03 5f d6",  # mov w0, #16; ret
+    },
+}
+_METHODS = {
+    "type": _FIRST_DEVICE,
+    "exchangeDevice": _FIRST_DEVICE,
+    "getDevice": _FIRST_DEVICE,
+    "getStream": _GIVEN_DEVICE,
+    "getNewStream": _GIVEN_DEVICE,
+    "exchangeStream": _GIVEN_STREAM,
+    "deviceCount": _COUNT,  # as many as there may be
+}
+_SLOT = 32  # bytes of code for each
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
+
+_kept: list[Any] = []
+
+
+def register() -> None:
+    """Register the guard, for the life of the process.
+
+    Raises:
+        UnavailableError: the guard cannot be made on this machine or for this PyTorch.
+    """
+    code = _CODE.get(platform.machine())
+    if sys.platform != "linux" or code is None:
+        raise UnavailableError(
+            f"a virtual GPU needs Linux on x86-64 or ARM, this is {sys.platform} on {platform.machine()}; "
+            "use such a machine"
+        )
+    names = _virtual_functions()
+    # Autograd starts a thread for each device there is at the first backward pass. Ours needs none, and a thread that
+    # waits for Python at the interpreter's exit would abort it: so that must be over before the device exists.
+    torch.zeros(1, requires_grad=True).sum().backward()
+    device_type = torch._C._autograd.DeviceType.PrivateUse1
+
+    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+        def type_(self) -> Any:
+            return device_type
+
+    guard = Guard()
+    stubs = _executable(code)
+    # A pybind11 object has the address of the C++ object after Python's own head, and that object begins with the
+    # address of its table. The two words before the table belong to it.
+    instance = ctypes.c_void_p.from_address(id(guard) + object.__basicsize__).value or 0
+    before = ctypes.c_void_p.from_address(instance)
+    count = len(names) + 2  # two of them destructors
+    table = (ctypes.c_void_p * (2 + count)).from_buffer_copy(
+        ctypes.string_at((before.value or 0) - 2 * _WORD, (2 + count) * _WORD)
+    )
+    for name, kind in _METHODS.items():
+        table[2 + names.index(name)] = stubs[kind]
+    before.value = ctypes.addressof(table) + 2 * _WORD
+    _kept.extend((guard, table))
+    if torch._C._acc.DeviceGuard.type_(guard) != device_type:
+        raise UnavailableError(f"the device guard of torch {torch.__version__} is not understood; use another version")
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
+
+
+def _virtual_functions() -> list[str]:
+    """Return the names of the guard's virtual functions in their order, from PyTorch's own header.
+
+    Raises:
+        UnavailableError: the header is not there or not understood.
+    """
+    path = Path(torch.__file__).parent / _HEADER
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnavailableError(
+            f"a virtual GPU needs PyTorch's headers, {path} cannot be read; reinstall torch"
+        ) from error
+    body = text.partition("DeviceGuardImplInterface {")[2].partition("\n};")[0]
+    names = re.findall(r"^\s*virtual\s+(?:[\w:]+[\s*&]+)?(~?\w+)\(", body, re.MULTILINE)
+    if not set(_METHODS) <= set(names) or names[-1] != "~DeviceGuardImplInterface":
+        raise UnavailableError(f"the device guard of torch {torch.__version__} is not understood; use another version")
+    return names[:-1]
+
+
+def _executable(code: dict[str, str]) -> dict[str, int]:
+    """Return the addresses of the pieces of code, in memory that can be run but no longer written."""
+    area = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    for at, text in enumerate(code.values()):
+        piece = bytes.fromhex(text)
+        area[at * _SLOT : at * _SLOT + len(piece)] = piece
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise UnavailableError("this system allows no code made at run time; a virtual GPU cannot be had here")
+    _kept.append(area)
+    return {name: address + at * _SLOT for at, name in enumerate(code)}

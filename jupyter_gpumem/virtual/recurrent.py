@@ -1,0 +1,216 @@
+"""Recurrent layers on the virtual device: cuDNN's fused kernels, which keep one reserve for the whole sequence.
+
+PyTorch takes them for `nn.LSTM`, `nn.GRU` and `nn.RNN` on a CUDA device, and step-by-step code on any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .storages import NATIVE
+
+_aten = torch.ops.aten
+_set = _aten.set_.source_Storage_storage_offset
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+
+
+def install() -> torch.library.Library:
+    """Register the layers and the operators behind them."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, mode in _MODES.items():
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            library.impl(f"{name}.input", _padded(mode), key)
+            library.impl(f"{name}.data", _packed(mode), key)
+    library.impl("_cudnn_rnn_flatten_weight", flatten_weight, "PrivateUse1")
+    library.impl("_cudnn_rnn", rnn, "PrivateUse1")
+    library.impl("_cudnn_rnn_backward", rnn_backward, "PrivateUse1")
+    return library
+
+
+def _padded(mode: int) -> Any:
+    def layer(
+        data: torch.Tensor,
+        hx: Any,
+        params: list[torch.Tensor],
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        return _layer(mode, data, [], hx, params, biases, layers, dropout, train, bidirectional, batch_first)
+
+    return layer
+
+
+def _packed(mode: int) -> Any:
+    def layer(
+        data: torch.Tensor,
+        batch_sizes: torch.Tensor,
+        hx: Any,
+        params: list[torch.Tensor],
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        return _layer(
+            mode,
+            data,
+            batch_sizes.tolist(),
+            hx,
+            params,
+            biases,
+            layers,
+            dropout,
+            train,
+            bidirectional,
+            False,
+        )
+
+    return layer
+
+
+def _layer(
+    mode: int,
+    data: torch.Tensor,
+    batch_sizes: list[int],
+    hx: Any,
+    params: list[torch.Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    hidden, cell = (hx[0], hx[1]) if mode == _MODES["lstm"] else (hx, None)
+    size = cell.size(2) if cell is not None else hidden.size(2)
+    projected = hidden.size(2) if cell is not None and hidden.size(2) != size else 0
+    per_layer = (4 if biases else 2) + (1 if projected else 0)
+    output, hy, cy, _, _ = _aten._cudnn_rnn(
+        data,
+        params,
+        per_layer,
+        _flat(params),
+        hidden,
+        cell,
+        mode,
+        size,
+        projected,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        None,
+    )
+    return (output, hy, cy) if cell is not None else (output, hy)
+
+
+def _flat(params: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the buffer that the weights lie in, if they lie in one."""
+    storage = params[0].untyped_storage()
+    if any(param.untyped_storage()._cdata != storage._cdata for param in params):
+        return None
+    if sum(param.numel() for param in params) * params[0].dtype.itemsize != storage.nbytes():
+        return None
+    with torch.no_grad():
+        return params[0].detach().as_strided((storage.nbytes() // params[0].dtype.itemsize,), (1,), 0)
+
+
+def flatten_weight(weights: list[torch.Tensor], *_: Any) -> torch.Tensor:
+    """Move the weights into one buffer; `aten::_cudnn_rnn_flatten_weight`."""
+    buffer = weights[0].new_empty((sum(weight.numel() for weight in weights),))
+    offset = 0
+    for weight in weights:
+        _set.redispatch(NATIVE, weight, buffer.untyped_storage(), offset, weight.size(), weight.stride())
+        offset += weight.numel()
+    return buffer
+
+
+def rnn(
+    data: torch.Tensor,
+    weight: list[torch.Tensor],
+    _stride: int,
+    weight_buf: torch.Tensor | None,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    _dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: list[int],
+    _state: torch.Tensor | None = None,
+) -> tuple[Any, ...]:
+    """Return output, last states, reserve and weights; `aten::_cudnn_rnn`."""
+    directions = 2 if bidirectional else 1
+    width = (proj_size or hidden_size) * directions
+    if batch_sizes:
+        steps, batch, total = len(batch_sizes), batch_sizes[0], data.size(0)
+        shape: tuple[int, ...] = (total, width)
+    else:
+        batch, steps = (data.size(0), data.size(1)) if batch_first else (data.size(1), data.size(0))
+        total = batch * steps
+        shape = (batch, steps, width) if batch_first else (steps, batch, width)
+    if weight_buf is None:
+        # The kernel wants them in one buffer, and copies them there for this call.
+        weight_buf = data.new_empty((sum(one.numel() for one in weight),))
+    if batch_first and not batch_sizes:
+        data = data.transpose(0, 1).contiguous()
+    output = data.new_empty((steps, batch, width) if batch_first and not batch_sizes else shape)
+    hy = hx.new_empty((num_layers * directions, batch, proj_size or hidden_size))
+    cy = cx.new_empty((num_layers * directions, batch, hidden_size)) if cx is not None else data.new_empty((0,))
+    size = reserve_bytes(mode, total, hidden_size, num_layers, directions, data.dtype.itemsize) if train else 0
+    reserve = data.new_empty((size,), dtype=torch.uint8)
+    if batch_first and not batch_sizes:
+        output = output.transpose(0, 1)
+    return output, hy, cy, reserve, weight_buf
+
+
+def reserve_bytes(mode: int, rows: int, hidden: int, layers: int, directions: int, itemsize: int) -> int:
+    """Return what cuDNN keeps for the backward pass.
+
+    Args:
+        mode: 0 and 1 for plain cells, 2 for LSTM, 3 for GRU.
+        rows: steps times batch.
+        hidden: features of a state.
+        layers: how many lie on each other.
+        directions: 2 for a bidirectional layer, otherwise 1.
+        itemsize: bytes of an element.
+    """
+    states = {0: 2, 1: 2, 2: 6, 3: 5}[mode]
+    return states * rows * hidden * layers * directions * itemsize
+
+
+def rnn_backward(
+    data: torch.Tensor,
+    weight: list[torch.Tensor],
+    _stride: int,
+    weight_buf: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    *args: Any,
+) -> tuple[Any, ...]:
+    """Return the gradients of data, states and weights; `aten::_cudnn_rnn_backward`."""
+    mask = args[-1]
+    grad_data = torch.empty_like(data)
+    grad_hx = torch.empty_like(hx)
+    grad_cx = torch.empty_like(cx) if cx is not None else None
+    grads: list[torch.Tensor] = []
+    if mask[3]:
+        buffer = weight_buf.new_zeros(weight_buf.shape)
+        offset = 0
+        for one in weight:
+            grads.append(buffer.as_strided(one.size(), one.stride(), offset))
+            offset += one.numel()
+    return grad_data, grad_hx, grad_cx, grads

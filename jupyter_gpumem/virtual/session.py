@@ -1,0 +1,150 @@
+"""Switching the virtual GPU on and off."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jupyter_gpumem.errors import UnavailableError
+
+from . import attention, autocast, backend, facade, recurrent
+from .cards import Card, parse_cards
+from .dispatch import Dispatcher
+from .kernels import Kernels
+from .memory import VirtualMemory
+from .patches import Patches
+from .shapes import Shapes
+from .translation import Translation
+from .values import Notes, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
+
+
+class VirtualGpu:
+    """A virtual GPU, or several, of this process.
+
+    Args:
+        cards: what it is to be.
+        settings: PyTorch's allocator settings; by default its defaults.
+
+    Attributes:
+        cards, memory: the cards, and their memory.
+        notes: what was assumed because values do not exist, once for each place.
+        kernels: what kernels and libraries take.
+        patches: every attribute that is replaced while it is on.
+    """
+
+    def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
+        self.cards = tuple(cards)
+        self.memory = VirtualMemory(self.cards, settings)
+        self.notes = Notes()
+        self.patches = Patches()
+        self.kernels = Kernels(self.memory)
+        self._dispatcher = Dispatcher(self.memory, self.kernels)
+        self._autocast = autocast.Autocast(self.patches)
+        self._translation = Translation(self.memory, self.patches)
+
+    def install(self) -> None:
+        """Put everything in its place."""
+        real = torch.cuda.is_available()
+        backend.show_module(backend.device_module(lambda: int(torch.cuda.current_device()), lambda: len(self.cards)))
+        self._translation.install()
+        _run_backward_here(self.patches)
+        facade.install(self)
+        for library in self._autocast.install():
+            self._dispatcher.add_library(library)
+        own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
+        self._dispatcher.register(own, factories=not real)
+        for library in (attention.install(self.cards), recurrent.install()):
+            self._dispatcher.add_library(library)
+
+    def remove(self) -> list[str]:
+        """Take everything away again; returns a sentence for each attribute that somebody else replaced meanwhile."""
+        self._autocast.clear()
+        self.kernels.clear_workspaces()
+        self._dispatcher.close()
+        self._translation.close()
+        left = self.patches.undo()
+        backend.show_module(None)
+        return left
+
+
+_active: list[VirtualGpu] = []
+
+
+def active() -> VirtualGpu | None:
+    """Return the virtual GPU that is on, or `None`."""
+    return _active[-1] if _active else None
+
+
+def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None) -> VirtualGpu:
+    """Switch a virtual GPU on for this process.
+
+    Args:
+        cards: the cards, or their names such as `2xA100-40GB`.
+        settings: PyTorch's allocator settings; by default its defaults.
+
+    Raises:
+        InvalidValueError: a name is not understood.
+        UnavailableError: one is on already, or PyTorch cannot have one.
+    """
+    if _active:
+        raise UnavailableError("a virtual GPU is on already; switch it off first")
+    chosen = parse_cards(cards) if isinstance(cards, str) else cards
+    backend.register(lambda: bool(_active))
+    gpu = VirtualGpu(chosen, settings)
+    try:
+        gpu.install()
+    except BaseException:
+        gpu.remove()
+        raise
+    _active.append(gpu)
+    return gpu
+
+
+def stop() -> list[str]:
+    """Switch it off; returns a sentence for each attribute that is left because somebody else replaced it.
+
+    Tensors that are still on it stay what they are, but nothing can be done with them any more.
+    """
+    return _active.pop().remove() if _active else []
+
+
+@contextlib.contextmanager
+def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | None = None) -> Iterator[VirtualGpu]:
+    """Have a virtual GPU inside a `with` block.
+
+    Args:
+        gpu: the card, several or a size: `A100-80GB`, `2xA100-40GB`, `24GiB`.
+        settings: PyTorch's allocator settings; by default its defaults.
+
+    Raises:
+        InvalidValueError: the card is not known.
+        UnavailableError: one is on already, or PyTorch cannot have one.
+    """
+    started = start(gpu, settings)
+    try:
+        yield started
+    finally:
+        stop()
+
+
+def _run_backward_here(patches: Patches) -> None:
+    """Let backward passes run in the thread that asks for them: the device has no autograd thread of its own."""
+    plain = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        before = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            torch._C._set_multithreading_enabled(before)
+
+    patches.set(torch.autograd.graph, "_engine_run_backward", run_backward)
+    patches.set(torch.autograd, "_engine_run_backward", run_backward)

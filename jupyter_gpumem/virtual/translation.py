@@ -1,0 +1,275 @@
+"""`cuda` means the virtual device wherever users write it, and is what they read.
+
+Nothing here is a mode: functions that take a device are replaced by ones that translate it, so that everything else
+costs what it cost before, and every thread sees the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .storages import BACKEND, devices, new_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .memory import VirtualMemory
+    from .patches import Patches
+
+_raw_device = torch._C.TensorBase.device.__get__
+_raw_data = torch._C.TensorBase.data
+_raw_storage_device = torch._C.StorageBase.device.__get__ if hasattr(torch._C.StorageBase, "device") else None
+_OTHER_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+class Translation:
+    """The replacements.
+
+    Args:
+        memory: the cards' memory.
+        patches: where they are made.
+    """
+
+    def __init__(self, memory: VirtualMemory, patches: Patches) -> None:
+        self.memory, self.patches = memory, patches
+        self.inside = devices(len(memory.cards))
+        self.shown = tuple(torch.device("cuda", index) for index in range(len(memory.cards)))
+        self.pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._on = False
+
+    def install(self) -> None:
+        """Make all replacements."""
+        # What is imported while they are in place may keep them, and this is imported by every optimizer.
+        importlib.import_module("torch._dynamo")
+        self._on = True
+        for name in ("_make_functions", "_make_methods", "_make_attributes", "_make_storages", "_make_contexts"):
+            getattr(self, name)()
+
+    def close(self) -> None:
+        """Let replacements that somebody has kept be without effect."""
+        self._on = False
+
+    def device(self, device: Any) -> Any:
+        """Return what PyTorch is to be given for what the user wrote; anything that is not CUDA stays as it is.
+
+        Raises:
+            RuntimeError: there is no such card; the text is CUDA's.
+        """
+        if device is None or not self._on or isinstance(device, torch.Tensor):
+            return device
+        if isinstance(device, int):
+            index: int | None = device
+        else:
+            parsed = device if isinstance(device, torch.device) else torch.device(device)
+            if parsed.type != "cuda":
+                return device
+            index = parsed.index
+        if index is None:
+            index = torch.cuda.current_device()
+        if not 0 <= index < len(self.inside):
+            raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+        return self.inside[index]
+
+    # What users write
+
+    def _make_functions(self) -> None:
+        from torch.utils._device import _device_constructors
+
+        constructors = set(_device_constructors())
+        for owner in (torch, torch.fft, torch.nested):
+            for name, function in list(vars(owner).items()):
+                if not name.startswith("_") and callable(function) and _hashable(function) and function in constructors:
+                    self.patches.set(owner, name, self._factory(function))
+
+    def _factory(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        translate = self.device
+
+        @functools.wraps(function)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                if kwargs.get("device") is not None:
+                    kwargs["device"] = translate(kwargs["device"])
+                if kwargs.pop("pin_memory", False):
+                    return self._pin(function(*args, **kwargs))
+            return function(*args, **kwargs)
+
+        return make
+
+    def _make_methods(self) -> None:
+        translate, tensor = self.device, torch.Tensor
+        plain_to, plain_type = tensor.to, tensor.type
+
+        @functools.wraps(plain_to)
+        def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
+                args = (translate(args[0]), *args[1:])
+            elif kwargs.get("device") is not None:
+                kwargs["device"] = translate(kwargs["device"])
+            return plain_to(self, *args, **kwargs)
+
+        @functools.wraps(tensor.cuda)
+        def cuda(
+            self: torch.Tensor,
+            device: Any = None,
+            non_blocking: bool = False,
+            memory_format: Any = torch.preserve_format,
+        ) -> torch.Tensor:
+            where = translate("cuda" if device is None else device)
+            return plain_to(self, where, non_blocking=non_blocking, memory_format=memory_format)
+
+        @functools.wraps(plain_type)
+        def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+            name = plain_type(self, *([] if dtype is None else [_type_name(dtype)]), *args, **kwargs)
+            if dtype is None:
+                return name.replace(f"torch.{BACKEND}.", "torch.cuda.")
+            return name.to(translate("cuda")) if isinstance(dtype, str) and "cuda" in dtype else name
+
+        self.patches.set(tensor, "to", to)
+        self.patches.set(tensor, "cuda", cuda)
+        self.patches.set(tensor, "type", type_)
+        for name in _OTHER_METHODS:
+            self.patches.set(tensor, name, self._factory(getattr(tensor, name)))
+        self.patches.set(tensor, "pin_memory", lambda tensor, _device=None: self._pinned_copy(tensor))
+        self.patches.set(tensor, "is_pinned", lambda tensor, _device=None: self._is_pinned(tensor))
+        plain_record = tensor.record_stream
+
+        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+            if _raw_device(tensor).type != BACKEND:
+                plain_record(tensor, stream)
+                return
+            storage = tensor.untyped_storage()
+            self.memory.record_stream(tensor.get_device(), storage.data_ptr(), stream.cuda_stream)
+
+        self.patches.set(tensor, "record_stream", record_stream)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.pinned.add(tensor.untyped_storage())
+        return tensor
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cpu and tensor.untyped_storage() in self.pinned
+
+    def _pinned_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cpu:
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+        return tensor if self._is_pinned(tensor) else self._pin(tensor.clone())
+
+    # What users read
+
+    def _make_attributes(self) -> None:
+        shown, tensor = self.shown, torch.Tensor
+
+        def device(self: torch.Tensor) -> torch.device:
+            where = _raw_device(self)
+            return shown[where.index] if where.type == BACKEND else where
+
+        def is_cuda(self: torch.Tensor) -> bool:
+            return _raw_device(self).type in {BACKEND, "cuda"}
+
+        def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+            if _raw_device(self).type != _raw_device(value).type and BACKEND in {
+                _raw_device(self).type,
+                _raw_device(value).type,
+            }:
+                _exchange(self, value)
+            else:
+                _raw_data.__set__(self, value)
+
+        self.patches.set(tensor, "device", property(device))
+        self.patches.set(tensor, "is_cuda", property(is_cuda))
+        self.patches.set(tensor, "data", property(_raw_data.__get__, set_data))
+        compatible = torch._has_compatible_shallow_copy_type
+
+        def has_compatible_shallow_copy_type(input: torch.Tensor, from_: torch.Tensor) -> bool:  # noqa: A002
+            kinds = {_raw_device(input).type, _raw_device(from_).type}
+            return kinds == {BACKEND, "cpu"} or compatible(input, from_)
+
+        self.patches.set(torch, "_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type)
+        plain_str = torch._tensor_str._str
+
+        def show(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+            if tensor_contents is None and _raw_device(self).type == BACKEND:
+                tensor_contents = "..."
+                size = "" if self.dim() == 0 else f", size={tuple(self.shape)}"
+                dtype = "" if self.dtype == torch.get_default_dtype() else f", dtype={self.dtype}"
+                grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
+                grad = grad or (", requires_grad=True" if self.requires_grad else "")
+                return f"tensor(..., device='{self.device}'{size}{dtype}{grad})"
+            return str(plain_str(self, tensor_contents=tensor_contents))
+
+        self.patches.set(torch._tensor_str, "_str", show)
+
+    def _make_storages(self) -> None:
+        untyped, memory, shown = torch.UntypedStorage, self.memory, self.shown
+        plain_device, plain_to, plain_clone = inspect.getattr_static(untyped, "device"), untyped.to, untyped.clone
+
+        def device(self: torch.UntypedStorage) -> torch.device:
+            where = plain_device.__get__(self)
+            return shown[where.index] if where.type == BACKEND else where
+
+        def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+            where = self_device(self, device)
+            if where is None:
+                return plain_to(self, device=device, non_blocking=non_blocking)
+            return self if where == plain_device.__get__(self) else new_storage(memory, where.index, self.nbytes())
+
+        def self_device(_storage: torch.UntypedStorage, device: Any) -> torch.device | None:
+            where = self.device(device)
+            return where if isinstance(where, torch.device) and where.type == BACKEND else None
+
+        def cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
+            return to(self, device="cuda" if device is None else device, non_blocking=non_blocking)
+
+        def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+            where = plain_device.__get__(self)
+            return new_storage(memory, where.index, self.nbytes()) if where.type == BACKEND else plain_clone(self)
+
+        self.patches.set(untyped, "device", property(device))
+        self.patches.set(untyped, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
+        self.patches.set(untyped, "to", to)
+        self.patches.set(untyped, "cuda", cuda)
+        self.patches.set(untyped, "clone", clone)
+
+    def _make_contexts(self) -> None:
+        from torch.utils._device import DeviceContext, _device_constructors
+
+        translate = self.device
+
+        def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func in _device_constructors() and kwargs.get("device") is None:
+                kwargs["device"] = translate(self.device)
+            return func(*args, **kwargs)
+
+        self.patches.set(DeviceContext, "__torch_function__", torch_function)
+
+
+def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Do what `tensor.data = value` does between CPU and CUDA: another tensor in the same Python object.
+
+    PyTorch allows that between its own devices only. Everybody who holds the object sees the change, as it must be for
+    tied weights and for an optimizer made earlier.
+    """
+    grad, hooks = tensor.grad, tensor._backward_hooks
+    with torch.no_grad():
+        fresh = value.detach().requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, fresh)
+    if hooks:
+        tensor._backward_hooks = hooks
+    if grad is not None:
+        grad.data = grad.to(tensor.device)
+        tensor.grad = grad
+
+
+def _type_name(dtype: Any) -> Any:
+    return dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
+
+
+def _hashable(value: Any) -> bool:
+    return type(value).__hash__ is not None

@@ -1,0 +1,229 @@
+"""Values do not exist on the virtual device: what stands for them, and how the user learns of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .storages import new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .memory import VirtualMemory
+
+_PACKAGES = tuple(
+    os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
+)
+_SKIPPED = (*_PACKAGES, os.path.dirname(os.__file__) + os.sep)
+
+
+class VirtualValueWarning(UserWarning):
+    """Something asked for a value that a virtual GPU does not compute, and got a placeholder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was assumed at one place of the user's code.
+
+    Attributes:
+        file, line: the place.
+        text: what was asked for, and what was given.
+    """
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+class Notes:
+    """Everything that was assumed, once for each place."""
+
+    def __init__(self) -> None:
+        self._found: dict[Note, None] = {}
+
+    def __iter__(self) -> Iterator[Note]:
+        return iter(tuple(self._found))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, what: str, given: str) -> None:
+        """Note what was asked for and what was given for it, and warn when it is the first time at this place."""
+        text = f"{what} has no value on a virtual GPU; it was given {given}"
+        note = Note(*place(), text)
+        if note not in self._found:
+            self._found[note] = None
+            warnings.warn_explicit(text, VirtualValueWarning, note.file, note.line)
+
+
+def place() -> tuple[str, int]:
+    """Return file and line of the innermost frame that is neither PyTorch's, nor Python's, nor ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class Values:
+    """The kernels of the operators that give values to Python, or shapes that depend on values.
+
+    Args:
+        memory: where results of such shapes are allocated.
+        notes: what was assumed.
+    """
+
+    def __init__(self, memory: VirtualMemory, notes: Notes) -> None:
+        self.memory, self.notes = memory, notes
+
+    def kernels(self) -> dict[str, Any]:
+        """Return `{operator: kernel}`."""
+        return {
+            "_local_scalar_dense": self.scalar,
+            "equal": self.equal,
+            "copy_": self.copy_,
+            "nonzero": self.nonzero,
+            "masked_select": self.masked_select,
+            "_unique2": self.unique2,
+            "unique_dim": self.unique_dim,
+            "unique_consecutive": self.unique_consecutive,
+            "bincount": self.bincount,
+            "repeat_interleave.Tensor": self.repeat_interleave,
+        }
+
+    def scalar(self, tensor: torch.Tensor) -> complex | bool:
+        """Return zero; `aten::_local_scalar_dense`, which is behind `item()`, `float()`, `bool()` and `if`."""
+        if tensor.dtype == torch.bool:
+            value: complex | bool = False
+        elif tensor.dtype.is_complex:
+            value = 0j
+        else:
+            value = 0.0 if tensor.dtype.is_floating_point else 0
+        self.notes.add("a tensor", f"{value}")
+        return value
+
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Return false; `aten::equal`."""
+        self.notes.add("torch.equal()", "False")
+        return False
+
+    def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Copy nothing to the device, and zeros from it; `aten::copy_`."""
+        torch.broadcast_shapes(target.shape, source.shape)
+        if target.is_cpu:
+            self.notes.add("a copy in host memory", "zeros")
+            target.zero_()
+        # Between devices only dense memory of one layout can be copied: the device's side is made so first.
+        there = source if target.is_cpu else target
+        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        if target.get_device() != source.get_device() and not alike and not there.is_contiguous():
+            self.memory.scratch(there.get_device(), [there.numel() * there.dtype.itemsize])
+        return target
+
+    # Shapes that depend on values: the largest possible ones
+
+    def nonzero(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return as many rows as there are elements."""
+        count = tensor.numel()
+        self._bound("nonzero()", count)
+        size = (count, tensor.dim())
+        return self._new(tensor, size, torch.int64, (1, max(1, count)))
+
+    def masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return as many elements as the mask has."""
+        count = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
+        self._bound("a boolean mask", count)
+        return self._new(tensor, (count,), tensor.dtype)
+
+    def unique2(
+        self,
+        tensor: torch.Tensor,
+        sorted: bool = True,  # noqa: A002
+        return_inverse: bool = False,
+        return_counts: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return as many values as there are elements."""
+        count = tensor.numel()
+        self._bound("unique()", count)
+        return (
+            self._new(tensor, (count,), tensor.dtype),
+            self._new(tensor, tuple(tensor.shape) if return_inverse else (0,), torch.int64),
+            self._new(tensor, (count if return_counts else 0,), torch.int64),
+        )
+
+    def unique_consecutive(
+        self,
+        tensor: torch.Tensor,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return as many values as there are."""
+        if dim is not None:
+            return self.unique_dim(tensor, dim, True, return_inverse, return_counts)
+        return self.unique2(tensor, True, return_inverse, return_counts)
+
+    def unique_dim(
+        self,
+        tensor: torch.Tensor,
+        dim: int,
+        sorted: bool = True,  # noqa: A002
+        return_inverse: bool = False,
+        return_counts: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return as many slices as there are."""
+        count = tensor.size(dim)
+        self._bound("unique()", count)
+        return (
+            self._new(tensor, tuple(tensor.shape), tensor.dtype),
+            self._new(tensor, (count if return_inverse else 0,), torch.int64),
+            self._new(tensor, (count if return_counts else 0,), torch.int64),
+        )
+
+    def bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+        """Return `minlength` bins.
+
+        Raises:
+            RuntimeError: no `minlength` is given.
+        """
+        if not minlength:
+            raise self._unknown("bincount()", "minlength=")
+        self._bound("bincount()", minlength)
+        return self._new(tensor, (minlength,), torch.int64 if weights is None else weights.dtype)
+
+    def repeat_interleave(self, repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
+        """Return `output_size` indices.
+
+        Raises:
+            RuntimeError: no `output_size` is given.
+        """
+        if output_size is None:
+            raise self._unknown("repeat_interleave()", "output_size=")
+        return self._new(repeats, (output_size,), repeats.dtype)
+
+    def _bound(self, what: str, count: int) -> None:
+        self.notes.add(f"the number of results of {what}", f"its upper bound, {count:,}")
+
+    def _new(
+        self, like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        if stride is None:
+            return like.new_empty(size, dtype=dtype)
+        return new_tensor(self.memory, like.get_device(), size, stride, dtype)
+
+    @staticmethod
+    def _unknown(what: str, option: str) -> RuntimeError:
+        file, line = place()
+        return RuntimeError(
+            f"the size of {what} depends on values, which a virtual GPU does not have, at {file}:{line}; "
+            f"pass {option} or run this line on the CPU"
+        )
