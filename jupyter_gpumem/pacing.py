@@ -145,7 +145,7 @@ def _each(method: Callable[[Heartbeat], None]) -> Callable[[], None]:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
-        before=_each(Heartbeat._before_fork),  # noqa: SLF001
-        after_in_parent=_each(Heartbeat._after_fork_in_parent),  # noqa: SLF001
-        after_in_child=_each(Heartbeat._forget_thread),  # noqa: SLF001
+        before=_each(Heartbeat._before_fork),
+        after_in_parent=_each(Heartbeat._after_fork_in_parent),
+        after_in_child=_each(Heartbeat._forget_thread),
     )

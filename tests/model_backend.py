@@ -1,4 +1,4 @@
-"""A device for tests whose segments and blocks are those of PyTorch's allocator: the allocator's model behind a back end."""
+"""A device for tests whose segments and blocks are as PyTorch's: the allocator's model behind a back end."""
 
 from __future__ import annotations
 
@@ -126,6 +126,13 @@ class ModelBackend:
 
     def workspaces(self, index: int) -> dict[int, int]:
         return {}
+
+    def controls(self) -> ModelBackend:
+        return self
+
+    def settings_text(self, values: Any) -> str:
+        """Return the settings string that was given last."""
+        return ""
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         self._watchers.append(watcher)

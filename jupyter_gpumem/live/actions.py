@@ -8,16 +8,13 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem import devices, report
-from jupyter_gpumem.errors import GpumemError, InvalidValueError, UnavailableError
-from jupyter_gpumem.overview import status
+from jupyter_gpumem.control.auditing import audit
+from jupyter_gpumem.control.returning import empty_cache
+from jupyter_gpumem.errors import GpumemError, InvalidValueError
 from jupyter_gpumem.recorder import RECORDER
-from jupyter_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from jupyter_gpumem.devices import Backend
 
 _REMEMBERED = 64
 
@@ -83,26 +80,11 @@ def recording() -> dict[str, Any]:
 
 
 def _empty() -> str:
-    """Give the cache back, and say how much of it was."""
-    ready = list(devices.ready_devices())
-    if not ready:
-        raise UnavailableError("no GPU is used yet in this process; nothing can be given back")
-    before = _reserved(ready)
-    for kind in {backend.kind: backend for backend, _ in ready}.values():
-        kind.empty_cache()
-    returned = before - _reserved(ready)
-    found = [one.fragmentation for one in status().devices if one.fragmentation is not None]
-    rest = sum(one.stranded for one in found)
-    text = f"{format_bytes(returned)} given back to the driver"
-    return f"{text}; {format_bytes(rest)} cannot be: live blocks share their segments" if rest else text
-
-
-def _reserved(ready: list[tuple[Backend, int]]) -> int:
-    return sum(devices.counters(backend.stats(index)).reserved or 0 for backend, index in ready)
+    return str(empty_cache())
 
 
 def _audit() -> str:
-    return report.mimebundle(status())["text/plain"]
+    return str(audit())
 
 
 def _record() -> str:

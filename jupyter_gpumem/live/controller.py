@@ -1,4 +1,4 @@
-"""The panel in the kernel: a sampler, the cells, the buttons, and the one thread that sends all of it to the browser."""
+"""The panel in the kernel: a sampler, the cells, the buttons, and the one thread that sends it all to the browser."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def surely_lab() -> bool:
         command = psutil.Process(int(os.environ.get("JPY_PARENT_PID", ""))).cmdline()
     except (ValueError, psutil.Error):
         return False
-    return any("lab" in os.path.basename(word) for word in command[:3])  # noqa: PTH119 - a word, not a path
+    return any("lab" in os.path.basename(word) for word in command[:3])
 
 
 class Dock:

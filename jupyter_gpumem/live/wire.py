@@ -7,8 +7,8 @@ To the browser, by `kind`:
 - `cells`: cells that began or ended.
 - `map`: the segments and blocks of one device, in three buffers.
 
-To the kernel: `hello` (a view has come: send everything), `look` (whether somebody looks, and at which device) and `act`
-(a button). Integers are little-endian, as every browser's are.
+To the kernel: `hello` (a view has come: send everything), `look` (whether somebody looks, and at which device) and
+`act` (a button). Integers are little-endian, as every browser's are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyter_gpumem.report.recording import site
+from jupyter_gpumem.fragments import site_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +86,7 @@ def pack_map(found: BlockMap, most: int = MOST_BLOCKS) -> Message:
         else:
             sizes.extend([block["size"] for block in blocks])
             counts.extend([1] * len(blocks))
-            sites.extend([_line(block.get("frames"), lines) for block in blocks])
+            sites.extend([_line(block, lines) for block in blocks])
             states.extend([_STATES.get(block["state"], AWAITING) for block in blocks])
             entries = len(blocks)
         tables.extend((streams[segment["stream"]], pools[pool], flags, entries))
@@ -113,11 +113,11 @@ class _Names(dict[Any, int]):
         return number
 
 
-def _line(frames: Any, lines: _Names) -> int:
+def _line(block: dict[str, Any], lines: _Names) -> int:
     """Return the number of the line of the user's code that allocated a block; 0 where that was not recorded."""
-    if not frames or len(lines) >= _LINES:
+    if not block.get("frames") or len(lines) >= _LINES:
         return 0
-    return lines[site(frames)]
+    return lines[site_of(block) or ""]
 
 
 def _too_many(segments: list[dict[str, Any]], most: int) -> frozenset[int]:

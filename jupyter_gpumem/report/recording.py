@@ -55,11 +55,11 @@ def _sites(blocks: list[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
         frames = block.get("frames")
         frames = [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
         if frames:
-            held[site(frames)] += block["size"]
+            held[_site(frames)] += block["size"]
     return tuple((site, format_bytes(size)) for site, size in held.most_common(_MOST_SITES))
 
 
-def site(frames: list[dict[str, Any]]) -> str:
+def _site(frames: list[dict[str, Any]]) -> str:
     """Return the innermost frame of the user's own code, or the innermost at all."""
     own = (f for f in frames if not any(part in str(f.get("filename", "")) for part in _NOT_THE_USERS))
     frame = next(own, frames[0])

@@ -1,7 +1,7 @@
 """Real browsers on real servers with real kernels: JupyterLab 4 and Notebook 7 in the system's Chromium.
 
-Each test has a notebook, a kernel and a browser context of its own. At its end no error may have been logged, no request
-may have left the machine, and a screenshot lies under `artifacts/browser/`.
+Each test has a notebook, a kernel and a browser context of its own. At its end no error may have been logged, no
+request may have left the machine, and a screenshot lies under `artifacts/browser/`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 120
 
 SETTINGS = {
     # Looks for news, which is a request of the server's to the world.
-    "@jupyterlab/apputils-extension/notification.jupyterlab-settings": '{"fetchNews": "false", "checkForUpdates": false}',
+    "@jupyterlab/apputils-extension/notification.jupyterlab-settings": '{"fetchNews": "false"}',
     "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": '{"autosave": false}',
 }
 DARK = {"@jupyterlab/apputils-extension/themes.jupyterlab-settings": '{"theme": "JupyterLab Dark"}'}
@@ -89,7 +89,7 @@ class Server:
             try:
                 with urllib.request.urlopen(f"{self.url}api", timeout=5):  # noqa: S310
                     return
-            except (urllib.error.URLError, ConnectionError):
+            except (urllib.error.URLError, ConnectionError):  # noqa: PERF203 - it is what is waited for
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
         raise TimeoutError(self.log.read_text())

@@ -17,8 +17,17 @@ gpu = ModelBackend()
 devices.add_backend(gpu)
 """
 
+PROMPT = ".jp-Notebook .jp-Cell .jp-InputPrompt"
+
 OPEN = ".gpumem .gm-body:not([hidden])"
 """A panel that is unfolded."""
+
+_ASK = """selector => {{
+  const view = document.querySelector(selector)?.parentElement.gpumem;
+  if (!view) return undefined;
+  const store = view.store;
+  {}
+}}"""
 
 
 class NotebookPage:
@@ -96,13 +105,13 @@ class NotebookPage:
 
     def prompt(self, number: int) -> str:
         """Return what stands before a cell: `[*]:` while it runs or waits, `[3]:` afterwards."""
-        return self.page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").nth(number).inner_text()
+        return self.page.locator(PROMPT).nth(number).inner_text()
 
     def wait_for_prompt(self, number: int, text: str | None = None) -> None:
         """Return when a cell has run, or its prompt is that text."""
         done = f"t => t === {json.dumps(text)}" if text else r"t => /^\[\d+\]:$/.test(t)"
         self.page.wait_for_function(
-            f"n => ({done})(document.querySelectorAll('.jp-Notebook .jp-Cell .jp-InputPrompt')[n]?.innerText.trim() ?? '')",
+            f"n => ({done})(document.querySelectorAll('{PROMPT}')[n]?.innerText.trim() ?? '')",
             arg=number,
         )
 
@@ -153,16 +162,11 @@ class NotebookPage:
 
     def value(self, expression: str) -> Any:
         """Return a value of the unfolded panel: `view` is its view, `store` what it knows."""
-        script = f"selector => {{ const view = document.querySelector(selector).parentElement.gpumem; const store = view.store; return {expression}; }}"
-        return self.page.evaluate(script, OPEN)
+        return self.page.evaluate(_ASK.format(f"return {expression};"), OPEN)
 
     def wait_for_value(self, condition: str) -> None:
         """Return when a condition on the unfolded panel holds."""
-        self.page.wait_for_function(
-            "selector => { const root = document.querySelector(selector)?.parentElement; if (!root) return false; "
-            f"const view = root.gpumem; const store = view.store; return {condition}; }}",
-            arg=OPEN,
-        )
+        self.page.wait_for_function(_ASK.format(f"return Boolean({condition});"), arg=OPEN)
 
     def note(self, name: str, value: Any) -> None:
         """Keep a measured value beside the screenshots."""
@@ -182,8 +186,11 @@ class NotebookPage:
 
     def close(self) -> None:
         """Shut the kernel down."""
-        sessions = json.load(urllib.request.urlopen(f"{self._server.url}api/sessions"))
-        for session in sessions:
+        for session in json.loads(self._api("sessions")):
             if session["path"] == self._path:
-                url = f"{self._server.url}api/sessions/{session['id']}"
-                urllib.request.urlopen(urllib.request.Request(url, method="DELETE"))
+                self._api(f"sessions/{session['id']}", method="DELETE")
+
+    def _api(self, path: str, method: str = "GET") -> bytes:
+        request = urllib.request.Request(f"{self._server.url}api/{path}", method=method)  # noqa: S310
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
+            return answer.read()

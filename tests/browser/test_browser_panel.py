@@ -168,7 +168,7 @@ def test_buttons_wait_for_the_cell_and_work_once(lab):
         button.click()
     assert panel.locator(".gm-queued").inner_text() == "Empty cache: queued until the cell ends"
     (lab.root / "busy").unlink()
-    panel.locator(".gm-answer", has_text="64.00 MiB given back to the driver").wait_for()
+    panel.locator(".gm-answer", has_text="64.00 MiB").wait_for()
     assert panel.locator(".gm-queued").is_hidden()
     lab.run(3)
     lab.page.locator(".jp-OutputArea", has_text="emptied 1").first.wait_for()

@@ -23,7 +23,7 @@ block = gpu.allocate(2**20)
 BUSY = {
     "sleeping": "time.sleep(2.5)",
     "python": "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: sum(range(50))",
-    "sorting": "end = time.monotonic() + 2.5\nnumbers = list(range(20_000))\nwhile time.monotonic() < end: sorted(numbers)",
+    "sorting": "numbers, end = [*range(20_000)], time.monotonic() + 2.5\nwhile time.monotonic() < end: sorted(numbers)",
 }
 
 
@@ -65,7 +65,7 @@ def test_samples_arrive_while_a_cell_runs(panel_kernel, code):
 
 
 def test_the_panel_is_shown_as_a_widget_and_a_line(panel_kernel):
-    """The display has the widget and, for those that cannot show it, the newest numbers; running it again changes nothing."""
+    """The display has the widget, and the newest numbers for those that cannot show it; a second one is the same."""
     first, second = panel_kernel.run("%gpumem_panel"), panel_kernel.run("%gpumem_panel on --inline")
     mime = "application/vnd.jupyter.widget-view+json"
     (one,), (two,) = first.displays, second.displays
@@ -96,7 +96,7 @@ def test_spans_have_the_cells_numbers(panel_kernel):
 
 
 def test_an_error_of_the_thread_is_raised_once_by_the_next_magic(opened):
-    """The panel's own failure is never printed; the next magic raises it, the one after works, and it can be reopened."""
+    """The panel's own failure is never printed; the next magic raises it, and the panel can be reopened."""
     opened.run("%gpumem_panel --inline")
     quiet = opened.run(
         "gpu.broken = ZeroDivisionError('broken counters')\nlive.opened()._heart._thread.join(30)\n"

@@ -1,4 +1,4 @@
-"""The sampler's thread: its pace, its end, its errors and its life across forks. Time is told to it, never waited for."""
+"""The sampler's thread: its pace, its end, its errors, its life across forks. Time is told to it, never waited for."""
 
 from __future__ import annotations
 

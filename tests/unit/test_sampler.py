@@ -58,7 +58,8 @@ def test_a_row_holds_what_the_counters_say(sampler, gpu, clock):
     (sample,) = sampler.read()
     assert sample._replace(external=0.0) == Sample(1e6 + 2, 0, 0, MiB, 32 * MiB, 30 * MiB, gpu.others, 0.0, 0, 0)
     assert math.isnan(sample.external)
-    assert sampler.latest() == pytest.approx([sample], nan_ok=True)
+    (latest,) = sampler.latest()
+    assert latest == pytest.approx(sample, nan_ok=True)
 
 
 def test_the_peak_is_exact_and_the_users_own_stays(sampler, gpu):
