@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 PACKAGE = Path(__file__).parent / "jupyter_gpumem" / "live"
 FRONTEND = PACKAGE / "frontend"
 STATIC = PACKAGE / "static"
-STAMP = STATIC / "sources.sha256"
+MODULE = STATIC / "panel.js"
 
 
 class FrontEnd(BuildHookInterface):  # type: ignore[type-arg]
@@ -38,7 +38,7 @@ class FrontEnd(BuildHookInterface):  # type: ignore[type-arg]
 
 def is_current() -> bool:
     """Whether the bundle there is was made from the sources there are."""
-    return STAMP.is_file() and STAMP.read_text() == fingerprint()
+    return MODULE.is_file() and MODULE.read_text(encoding="utf-8").startswith(stamp())
 
 
 def fingerprint() -> str:
@@ -50,6 +50,11 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def stamp() -> str:
+    """Return the line with which a bundle of these sources begins."""
+    return f"// sources: {fingerprint()}\n"
+
+
 def machine_node() -> bool:
     """Whether the machine has Node.js with npm."""
     return shutil.which("node") is not None and shutil.which("npm") is not None
@@ -59,10 +64,15 @@ def bundle() -> None:
     """Make the bundle, if it is not there or its sources have changed."""
     if is_current():
         return
-    with_npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
+    install()
     STATIC.mkdir(exist_ok=True)
     with_npm(["run", "--silent", "build"])
-    STAMP.write_text(fingerprint())
+    MODULE.write_text(stamp() + MODULE.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def install() -> None:
+    """Install what the lock file names, as it names it; nothing of it runs meanwhile."""
+    with_npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
 
 
 def with_npm(arguments: list[str]) -> None:
@@ -80,5 +90,8 @@ def with_npm(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     bundle()
-    if sys.argv[1:]:
-        with_npm(["run", *sys.argv[1:]])
+    scripts = sys.argv[1:]
+    if scripts and not (FRONTEND / "node_modules").is_dir():
+        install()
+    for script in scripts:
+        with_npm(["run", "--silent", script])

@@ -1,5 +1,10 @@
-// Bundles the panel into ../static: one module and one style sheet, with the licences of what is inside.
+// Bundles the panel into ../static: one module and one style sheet, with the licence of what is inside.
+import { readFileSync } from "node:fs";
+
 import { build } from "esbuild";
+
+const { version } = JSON.parse(readFileSync("node_modules/uplot/package.json", "utf8"));
+const licence = readFileSync("node_modules/uplot/LICENSE", "utf8").trim();
 
 await build({
   entryPoints: { panel: "src/index.js" },
@@ -8,6 +13,6 @@ await build({
   format: "esm",
   target: "es2022",
   minify: true,
-  legalComments: "inline",
+  banner: { js: `/*! Contains uPlot ${version}:\n${licence}\n*/` },
   logLevel: "warning",
 });
