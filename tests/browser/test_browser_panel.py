@@ -32,6 +32,24 @@ def test_panel_is_live_while_a_cell_runs(anywhere):
     assert anywhere.panels() == 1
 
 
+def test_panel_shows_a_virtual_gpu(lab):
+    """PyTorch's own code on a virtual GPU: its memory, its blocks and its out-of-memory error are in the panel."""
+    lab.open(
+        "%gpumem_virtual on --gpu A100-40GB\nimport torch",
+        "%gpumem_panel",
+        "kept = [torch.empty(n * 2**18, device='cuda') for n in range(1, 30)]\ndel kept[::2]\ntime.sleep(1)\n"
+        "torch.empty(60 * 2**30, dtype=torch.uint8, device='cuda')",
+    ).run_all()
+    lab.wait_for_panel(docked=True)
+    lab.wait_for_prompt(3)
+    slot = lab.value("store.state.devices.findIndex(d => d.label === 'cuda:0')")
+    lab.page.locator(".jupyterlab-sidecar .gm-device").select_option(str(slot))
+    lab.wait_for_value("store.map?.summary.stranded > 0 && store.shown.marks(0, 1e12).some(m => m.kind === 'oom')")
+    assert lab.value("store.device.name") == "virtual A100-40GB"
+    assert lab.value("store.newest('allocated')") == sum(range(2, 30, 2)) * 2**20
+    assert lab.value("store.cells.at(-1).error") == "OutOfMemoryError"
+
+
 def test_docked_panel_folds_the_inline_one(lab):
     """In JupyterLab the panel docks; the inline view folds, unfolds on request, and again when the docked one goes."""
     lab.open("%gpumem_panel").run_all()
