@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import known
 from .operators import MANY_DEVICES, OWN_KERNELS
 from .storages import BACKEND, NATIVE, contiguous, new_tensor, resize
 
@@ -38,9 +39,11 @@ class _Signature:
         fresh: whether there is a new one.
         native: whether the CPU's kernel serves, because it makes views only.
         out: names of the arguments that results are written to, for an `out=` overload.
+        writes: position and name of every argument that is written to.
+        many: whether its tensors may be on different devices.
     """
 
-    __slots__ = ("fresh", "many", "name", "native", "out", "results")
+    __slots__ = ("fresh", "many", "name", "native", "out", "results", "writes")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -60,6 +63,7 @@ class _Signature:
         self.fresh = _NEW in self.results
         self.native = _VIEW in self.results or self.name in {"set_", "is_set_to", "as_strided_"}
         self.out = [arg.name for _, arg in arguments if arg.is_out]
+        self.writes = [(at, arg.name) for at, arg in arguments if arg.alias_info.is_write]
         self.many = self.name in MANY_DEVICES
 
 
@@ -170,14 +174,26 @@ class Dispatcher:
                 self._resize_out((op, key), op, args, kwargs)
             results = [_argument(result, args, kwargs) for result in signature.results]
         self.kernels.launch(signature.name, index, tensors, results, args, kwargs)
+        self._follow(op, signature, args, kwargs, results)
         if len(results) == 1:
             return results[0]
         return tuple(results) if results else None
 
-    def shapes(self, op: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """Return what the operator would return, with no memory behind it (tensors of the meta device)."""
-        found = op(*_on_meta(args), **_on_meta_named(kwargs))
-        return list(found) if isinstance(found, tuple) else [found]
+    @staticmethod
+    def _follow(op: Any, signature: _Signature, args: Any, kwargs: Any, results: list[Any]) -> None:
+        """Let small values be computed along."""
+        if results and isinstance(results[0], _Tensor):
+            first = results[0]
+            if first.dtype.is_floating_point and first.numel() != 1 and len(signature.writes) <= 1:
+                return  # by far the most: nothing of it is followed
+        written: list[torch.Tensor] = []
+        for where in signature.writes:
+            argument = _argument(where, args, kwargs) if where[1] in kwargs or where[0] < len(args) else None
+            if isinstance(argument, _Tensor):
+                written.append(argument)
+            elif isinstance(argument, (list, tuple)):
+                written.extend(one for one in argument if isinstance(one, _Tensor))
+        known.follow(op, signature.name, args, kwargs, written, results)
 
     def _infer(self, key: Any, op: Any, args: Any, kwargs: Any) -> Any:
         try:

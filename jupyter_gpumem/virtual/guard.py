@@ -20,8 +20,8 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-# A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up to
-# 16 bytes come back in two registers.
+# A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up
+# to 16 bytes come back in two registers.
 _FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM, _COUNT = "first device", "given device", "given stream", "count"
 _CODE = {
     "x86_64": {

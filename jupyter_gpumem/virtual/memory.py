@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,7 +15,7 @@ from jupyter_gpumem.allocator.process import CALLS, ProcessDriver
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .cards import Card
 
@@ -27,27 +29,39 @@ class _CurrentStreams(threading.local):
         self.handles: dict[int, int] = {}
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _Released(NamedTuple):
+    """Memory that is given back."""
+
+    device: int
+    address: int
+
+
 class VirtualMemory:
     """The allocators of all virtual cards.
 
     Allocations and frees come from any thread. A free may also come out of the garbage collector while the same thread
-    is inside an allocation, so it is put in a queue, and done when no allocation is going on.
+    is inside an allocation, and must not be lost when the user interrupts just then: so it is only put in a queue, by
+    one call of C, and done before anything else is asked of the allocators.
 
     Args:
         cards: the cards, in the order of their indices.
         settings: PyTorch's settings; by default its defaults.
 
     Attributes:
-        allocators: one per card.
         lock: held while an allocator works.
         ready: the cards that have a context.
         observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes; and
             of every failure: `oom`, the device, 0, the bytes that were asked for.
+        released: the queue: objects with the attributes `device` and `address`.
+        alive: `{(device, address): object}` of what will be put in the queue.
     """
 
     def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
         self.cards = tuple(cards)
-        self.allocators = tuple(
+        self._allocators = tuple(
             Allocator(
                 settings or AllocatorSettings(),
                 total_memory=card.total,
@@ -62,9 +76,17 @@ class VirtualMemory:
         self.observers: list[Observer] = []
         self._streams = _CurrentStreams()
         self._sizes: list[dict[int, int]] = [{} for _ in self.cards]
-        self._freed: deque[tuple[int, int]] = deque()
-        self._working = False
+        self.released: deque[Any] = deque()
+        self.alive: dict[tuple[int, int], Any] = {}
         self._calls = [0] * len(self.cards)
+
+    @property
+    def allocators(self) -> tuple[Allocator, ...]:
+        """One allocator per card, with everything done that waits."""
+        if self.released:
+            with self._uninterrupted():
+                self._settle()
+        return self._allocators
 
     def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
         """Return the address of new memory; 0 for no bytes.
@@ -77,34 +99,29 @@ class VirtualMemory:
         Raises:
             torch.OutOfMemoryError: the card is full; the text is PyTorch's.
         """
-        with self.lock:
+        with self._uninterrupted():
             self.ready.add(device)
             if nbytes <= 0:
                 return 0
             self._settle()
-            self._working = True
             try:
-                address = self.allocators[device].malloc(
+                address = self._allocators[device].malloc(
                     nbytes, self.current_stream(device) if stream is None else stream
                 )
             except ModelOutOfMemoryError as error:
                 for observer in self.observers:
                     observer("oom", device, 0, nbytes)
                 raise torch.OutOfMemoryError(str(error)) from None
-            finally:
-                self._working = False
             self._sizes[device][address] = nbytes
             self._count(device)
             for observer in self.observers:
                 observer("alloc", device, address, nbytes)
-        self._settle()
         return address
 
     def free(self, device: int, address: int) -> None:
-        """Give memory back: at once, or as soon as the allocation that is going on is done. Address 0 is ignored."""
+        """Give memory back; address 0 is ignored."""
         if address:
-            self._freed.append((device, address))
-            self._settle()
+            self.released.append(_Released(device, address))
 
     def scratch(self, device: int, sizes: Iterable[int]) -> None:
         """Allocate memory and give it back, as a kernel does with what it needs while it runs."""
@@ -117,14 +134,15 @@ class VirtualMemory:
 
     def record_stream(self, device: int, address: int, stream: int) -> None:
         """Note that another stream uses the memory: it can be used again only when that stream is done."""
-        with self.lock:
+        with self._uninterrupted():
             if address in self._sizes[device]:
-                self.allocators[device].record_stream(address, stream)
+                self._allocators[device].record_stream(address, stream)
 
     def complete(self, device: int) -> None:
         """Let everything that was put on the card's streams be done."""
-        with self.lock:
-            self.allocators[device].complete_all()
+        with self._uninterrupted():
+            self._settle()
+            self._allocators[device].complete_all()
 
     def current_stream(self, device: int) -> int:
         """Return the handle of the stream that this thread's allocations of the card are made on."""
@@ -135,31 +153,35 @@ class VirtualMemory:
         self._streams.handles[device] = stream
 
     def _settle(self) -> None:
-        """Do the frees that wait, unless somebody is at work: then that one does them."""
-        while self._freed and not self._working and self.lock.acquire(blocking=False):
-            try:
-                if self._freed and not self._working:
-                    self._free(*self._freed.popleft())
-            finally:
-                self.lock.release()
+        """Do the frees that wait."""
+        while self.released:
+            gone = self.released.popleft()
+            device, address = gone.device, gone.address
+            self.alive.pop((device, address), None)
+            allocator = self._allocators[device]
+            allocator.free(address)
+            size = self._sizes[device].pop(address)
+            driver = allocator.driver
+            if isinstance(driver, ProcessDriver) and not driver.begun:
+                driver.begin()
+            self._count(device)
+            for observer in self.observers:
+                observer("free", device, address, size)
 
-    def _free(self, device: int, address: int) -> None:
-        self._working = True
+    @contextlib.contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Hold the lock, and let no signal's handler raise in the middle of what an allocator does."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            self.allocators[device].free(address)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            with self.lock:
+                yield
         finally:
-            self._working = False
-        size = self._sizes[device].pop(address)
-        driver = self.allocators[device].driver
-        if isinstance(driver, ProcessDriver) and not driver.begun:
-            driver.begin()
-        self._count(device)
-        for observer in self.observers:
-            observer("free", device, address, size)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _count(self, device: int) -> None:
         """Let the driver take memory of its own now and then, once the program has begun to compute."""
         self._calls[device] += 1
-        driver = self.allocators[device].driver
+        driver = self._allocators[device].driver
         if self._calls[device] % CALLS == 0 and isinstance(driver, ProcessDriver) and driver.begun:
             driver.keep()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .memory import VirtualMemory
 
-BACKEND = "vgpu"
+BACKEND = "cuda_virtual"
 """What PyTorch calls the device inside; users read `cuda`."""
 
 NATIVE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -34,19 +34,10 @@ _new_storage = torch._C._construct_storage_from_data_pointer
 class _Lifetime(weakref.ref):  # type: ignore[type-arg]
     """What is to be freed when a storage is gone."""
 
-    __slots__ = ("address", "device", "memory")
+    __slots__ = ("address", "device")
 
     address: int
     device: int
-    memory: VirtualMemory
-
-
-_alive: dict[int, _Lifetime] = {}
-
-
-def _end(lifetime: _Lifetime) -> None:
-    _alive.pop(id(lifetime), None)
-    lifetime.memory.free(lifetime.device, lifetime.address)
 
 
 def devices(count: int) -> tuple[torch.device, ...]:
@@ -63,9 +54,9 @@ def new_storage(memory: VirtualMemory, index: int, nbytes: int) -> torch.Untyped
     address = memory.allocate(index, nbytes)
     storage = _new_storage(address, torch.device(BACKEND, index), nbytes)
     if address:
-        lifetime = _Lifetime(storage, _end)
-        lifetime.address, lifetime.device, lifetime.memory = address, index, memory
-        _alive[id(lifetime)] = lifetime
+        lifetime = _Lifetime(storage, memory.released.append)
+        lifetime.address, lifetime.device = address, index
+        memory.alive[index, address] = lifetime
     return storage
 
 
@@ -95,7 +86,7 @@ def _empty(index: int, dtype: torch.dtype) -> torch.Tensor:
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     tensor = torch._C._from_dlpack(new_capsule(ctypes.addressof(managed), b"dltensor", None))
-    return _view_as.redispatch(NATIVE, tensor, dtype)  # type: ignore[no-any-return]
+    return _view_as.redispatch(NATIVE, tensor, dtype)
 
 
 class _Managed(ctypes.Structure):

@@ -48,7 +48,14 @@ class Translation:
         # What is imported while they are in place may keep them, and this is imported by every optimizer.
         importlib.import_module("torch._dynamo")
         self._on = True
-        for name in ("_make_functions", "_make_methods", "_make_attributes", "_make_storages", "_make_contexts"):
+        for name in (
+            "_make_functions",
+            "_make_moves",
+            "_make_methods",
+            "_make_attributes",
+            "_make_storages",
+            "_make_contexts",
+        ):
             getattr(self, name)()
 
     def close(self) -> None:
@@ -70,6 +77,7 @@ class Translation:
             if parsed.type != "cuda":
                 return device
             index = parsed.index
+        torch.cuda.init()
         if index is None:
             index = torch.cuda.current_device()
         if not 0 <= index < len(self.inside):
@@ -101,7 +109,7 @@ class Translation:
 
         return make
 
-    def _make_methods(self) -> None:
+    def _make_moves(self) -> None:
         translate, tensor = self.device, torch.Tensor
         plain_to, plain_type = tensor.to, tensor.type
 
@@ -133,8 +141,23 @@ class Translation:
         self.patches.set(tensor, "to", to)
         self.patches.set(tensor, "cuda", cuda)
         self.patches.set(tensor, "type", type_)
+
+    def _make_methods(self) -> None:
+        tensor = torch.Tensor
         for name in _OTHER_METHODS:
             self.patches.set(tensor, name, self._factory(getattr(tensor, name)))
+        plain_numpy = tensor.numpy
+
+        @functools.wraps(plain_numpy)
+        def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+            if _raw_device(self).type == BACKEND and not force:
+                raise TypeError(
+                    f"can't convert {self.device} device type tensor to numpy. "
+                    "Use Tensor.cpu() to copy the tensor to host memory first."
+                )
+            return plain_numpy(self, force=force)
+
+        self.patches.set(tensor, "numpy", numpy)
         self.patches.set(tensor, "pin_memory", lambda tensor, _device=None: self._pinned_copy(tensor))
         self.patches.set(tensor, "is_pinned", lambda tensor, _device=None: self._is_pinned(tensor))
         plain_record = tensor.record_stream

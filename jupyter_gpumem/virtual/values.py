@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import known
 from .storages import new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from .memory import VirtualMemory
 
 _PACKAGES = tuple(
     os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
 )
+_INSTALLED = re.compile(r"[/\\\\](?:site|dist)-packages[/\\\\]|^<frozen ")
 _SKIPPED = (*_PACKAGES, os.path.dirname(os.__file__) + os.sep)
 
 
@@ -67,11 +71,15 @@ class Notes:
 
 
 def place() -> tuple[str, int]:
-    """Return file and line of the innermost frame that is neither PyTorch's, nor Python's, nor ours."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+    """Return file and line of the innermost frame of the user's code: nothing that is installed, nothing of ours."""
+    innermost = sys._getframe(1)
+    frame: FrameType | None = innermost
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_SKIPPED) and not _INSTALLED.search(path):
+            return path, frame.f_lineno
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return innermost.f_code.co_filename, innermost.f_lineno
 
 
 class Values:
@@ -100,28 +108,49 @@ class Values:
             "repeat_interleave.Tensor": self.repeat_interleave,
         }
 
-    def scalar(self, tensor: torch.Tensor) -> complex | bool:
-        """Return zero; `aten::_local_scalar_dense`, which is behind `item()`, `float()`, `bool()` and `if`."""
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """Return the value if it is known, otherwise zero or what zeros lead to; `aten::_local_scalar_dense`.
+
+        That is what is behind `item()`, `float()`, `bool()` and `if`.
+        """
+        exact = known.exact(tensor)
+        if exact is not None:
+            return exact.item()
         if tensor.dtype == torch.bool:
-            value: complex | bool = False
+            value: Any = False
         elif tensor.dtype.is_complex:
             value = 0j
         else:
             value = 0.0 if tensor.dtype.is_floating_point else 0
+        guess = known.assumed(tensor)
+        if guess is not None:
+            value = guess.item()
         self.notes.add("a tensor", f"{value}")
         return value
 
     def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return false; `aten::equal`."""
+        exact = [known.exact(tensor) if tensor.get_device() >= 0 else tensor for tensor in (one, other)]
+        if exact[0] is not None and exact[1] is not None:
+            return bool(torch.equal(exact[0], exact[1]))
         self.notes.add("torch.equal()", "False")
         return False
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy nothing to the device, and zeros from it; `aten::copy_`."""
         torch.broadcast_shapes(target.shape, source.shape)
-        if target.is_cpu:
-            self.notes.add("a copy in host memory", "zeros")
-            target.zero_()
+        exact = source if source.is_cpu else known.exact(source)
+        if not target.is_cpu:
+            if exact is None:
+                known.write(target, known.assumed(source), sure=False)
+            else:
+                known.write(target, exact)
+        elif exact is not None:
+            target.copy_(exact)
+        else:
+            guess = known.assumed(source)
+            self.notes.add("a copy in host memory", "zeros" if guess is None else "what zeros lead to")
+            target.zero_() if guess is None else target.copy_(guess)
         # Between devices only dense memory of one layout can be copied: the device's side is made so first.
         there = source if target.is_cpu else target
         alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
@@ -133,6 +162,9 @@ class Values:
 
     def nonzero(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return as many rows as there are elements."""
+        exact = known.exact(tensor)
+        if exact is not None:
+            return self._exact(tensor, exact.nonzero())
         count = tensor.numel()
         self._bound("nonzero()", count)
         size = (count, tensor.dim())
@@ -140,7 +172,11 @@ class Values:
 
     def masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return as many elements as the mask has."""
-        count = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
+        exact = known.exact(mask)
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+        if exact is not None:
+            return self._new(tensor, (int(exact.expand(shape).sum()),), tensor.dtype)
+        count = math.prod(shape)
         self._bound("a boolean mask", count)
         return self._new(tensor, (count,), tensor.dtype)
 
@@ -195,6 +231,10 @@ class Values:
         Raises:
             RuntimeError: no `minlength` is given.
         """
+        exact = known.exact(tensor)
+        if exact is not None:
+            minlength = max(minlength, int(exact.max()) + 1 if exact.numel() else 0)
+            return self._new(tensor, (minlength,), torch.int64 if weights is None else weights.dtype)
         if not minlength:
             raise self._unknown("bincount()", "minlength=")
         self._bound("bincount()", minlength)
@@ -206,9 +246,18 @@ class Values:
         Raises:
             RuntimeError: no `output_size` is given.
         """
+        exact = known.exact(repeats)
+        if exact is not None:
+            return self._exact(repeats, torch.repeat_interleave(exact))
         if output_size is None:
             raise self._unknown("repeat_interleave()", "output_size=")
         return self._new(repeats, (output_size,), repeats.dtype)
+
+    def _exact(self, like: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the device with these values."""
+        result = self._new(like, tuple(found.shape), found.dtype, found.stride())
+        known.write(result, found)
+        return result
 
     def _bound(self, what: str, count: int) -> None:
         self.notes.add(f"the number of results of {what}", f"its upper bound, {count:,}")
