@@ -19,7 +19,7 @@ from .ledger import LEDGER
 from .pacing import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from .devices import Backend
     from .ledger import Interval
@@ -69,11 +69,6 @@ class Sample(NamedTuple):
 
 ROW = struct.Struct(f"<{len(Sample._fields)}d")
 """A row as it is kept and sent: little-endian float64."""
-
-
-def pack_rows(samples: Iterable[Sample]) -> bytes:
-    """Return samples as rows, one after the other."""
-    return b"".join([ROW.pack(*sample) for sample in samples])
 
 
 class Ring:

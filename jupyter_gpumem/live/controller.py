@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem import devices
 from jupyter_gpumem.errors import UnavailableError
 from jupyter_gpumem.pacing import Heartbeat
-from jupyter_gpumem.sampler import INTERVAL, ROW, Sample, Sampler, pack_rows
+from jupyter_gpumem.sampler import INTERVAL, ROW, Sample, Sampler
 from jupyter_gpumem.units import format_bytes
 
 from . import placement
@@ -53,6 +53,7 @@ class Panel:
         self._actions = Actions(lambda: self._spans.running, self._answered, {"mark": self._mark})
         self._outbox: deque[Message] = deque()
         self._sending = threading.Lock()
+        self._unsent = 0
         self._described: Any = None
         self._error: Exception | None = None
         self._raised = False
@@ -165,10 +166,8 @@ class Panel:
                 self.dock()
             self._post(self._state())
             self._post(_cells(self._spans.all()))
-            rows = self._sampler.ring.newest()
-            for start in range(0, len(rows), CHUNK * ROW.size):
-                content = {"kind": "samples", "history": True}
-                self._post(Message(content, [rows[start : start + CHUNK * ROW.size]]))
+            for message in _samples(self._sampler.ring.newest(), history=True):
+                self._post(message)
             self._sampler.want_map()
         elif kind == "look":
             slot = content.get("slot")
@@ -195,8 +194,12 @@ class Panel:
                 self._send(self._state())
             while self._outbox:
                 self._send(self._outbox.popleft())
+            self._unsent += len(samples)
             if samples and (self._spans.running or self._attention.anyone(now)):
-                self._send(Message({"kind": "samples"}, [pack_rows(samples)]))
+                # Whoever looks again gets what was missed meanwhile.
+                for message in _samples(self._sampler.ring.newest(self._unsent)):
+                    self._send(message)
+                self._unsent = 0
             for slot in self._attention.slots(now):
                 found = self._sampler.read_map(slot)
                 if found is not None:
@@ -255,6 +258,12 @@ class Panel:
 def numbers(label: str, allocated: int | None, reserved: int | None) -> str:
     """Return what a device holds, as part of a line."""
     return f"{label} {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved"
+
+
+def _samples(rows: bytes, **more: bool) -> list[Message]:
+    """Return rows as messages, none of them too long for a server."""
+    step = CHUNK * ROW.size
+    return [Message({"kind": "samples"} | more, [rows[i : i + step]]) for i in range(0, len(rows), step)]
 
 
 def _cells(spans: list[dict[str, Any]]) -> Message:

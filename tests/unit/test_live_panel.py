@@ -164,6 +164,9 @@ def test_nothing_is_sent_to_nobody(driven):
         driven.step()
     assert driven.pipe.kinds() == []
     assert len(driven.panel._sampler.ring) == before + 20
+    driven.panel.received({"kind": "look", "view": "v", "slot": 0})
+    driven.step()
+    assert driven.pipe.sent[0].size == 21 * ROW.size  # who looks again gets what was missed
 
 
 def test_a_cell_is_shown_also_to_views_that_cannot_be_heard(driven):

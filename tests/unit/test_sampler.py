@@ -10,7 +10,7 @@ import pytest
 from jupyter_gpumem import devices
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.pacing import Clock
-from jupyter_gpumem.sampler import MAP_EVERY, ROW, Ring, Sample, Sampler, pack_rows
+from jupyter_gpumem.sampler import MAP_EVERY, ROW, Ring, Sample, Sampler
 from tests.model_backend import ModelBackend
 
 MiB = 2**20
@@ -152,6 +152,11 @@ def test_cuda_is_not_asked_for_the_card_by_its_runtime(sampler, gpu, monkeypatch
     assert math.isnan(sampler.read()[0].others)
 
 
+def rows(samples):
+    """Return samples as the ring keeps them."""
+    return b"".join(ROW.pack(*sample) for sample in samples)
+
+
 def test_ring_keeps_the_newest():
     """Whatever was written before, the newest rows come out oldest first."""
     ring = Ring(4)
@@ -160,8 +165,8 @@ def test_ring_keeps_the_newest():
         ring.append(sample)
         kept = samples[max(0, n - 3) : n + 1]
         assert len(ring) == len(kept)
-        assert ring.newest() == pack_rows(kept)
-        assert ring.newest(2) == pack_rows(kept[-2:])
+        assert ring.newest() == rows(kept)
+        assert ring.newest(2) == rows(kept[-2:])
     assert ring.newest(0) == b""
 
 
