@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .holding import holders
     from .letting_go import free
+    from .live import Panel, panel
     from .measurement import Measure, measure
     from .oom import explain_oom
     from .overview import status
@@ -55,6 +56,7 @@ _HOMES = {
     "Limits": "records",
     "Measure": "measurement",
     "Measurement": "records",
+    "Panel": "live",
     "Recording": "recording",
     "RecordingError": "errors",
     "Reservation": "records",
@@ -74,6 +76,7 @@ _HOMES = {
     "limit": "control.capping",
     "measure": "measurement",
     "monitor": "control.monitoring",
+    "panel": "live",
     "read_recording": "recording",
     "record": "recorder",
     "reserve": "control.reservation",
@@ -93,6 +96,7 @@ __all__ = [
     "Limits",
     "Measure",
     "Measurement",
+    "Panel",
     "Recording",
     "RecordingError",
     "Reservation",
@@ -112,6 +116,7 @@ __all__ = [
     "limit",
     "measure",
     "monitor",
+    "panel",
     "read_recording",
     "record",
     "reserve",

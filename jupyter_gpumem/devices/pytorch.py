@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 def loaded_torch() -> Any | None:
     """Return torch if the process has imported it (completely enough to be asked), else `None`."""
     torch = sys.modules.get("torch")
+    if getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        return None  # another thread is importing it at this moment
     return torch if torch is not None and hasattr(torch, "_C") and hasattr(torch, "cuda") else None
 
 

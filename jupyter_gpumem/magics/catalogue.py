@@ -145,6 +145,21 @@ GPUMEM_WHATIF = Magic(
     "whatif:compare",
 )
 
+GPUMEM_PANEL = Magic(
+    Options(
+        "gpumem_panel",
+        "Show the live panel: what the allocator holds, also while a cell runs, and a map of every block.\n"
+        "In JupyterLab it docks in the right sidebar, if jupyter_gpumem[sidebar] is installed. There is one panel:\n"
+        "running this again shows the same one here.",
+        usage=("%gpumem_panel [on|off] [--inline]",),
+        examples="examples:\n  %gpumem_panel\n  %gpumem_panel on --inline     below the cell only",
+    )
+    .option("state", nargs="?", choices=("on", "off"), default="on", help="show it or close it")
+    .option("--inline", action="store_true", help="never use the sidebar")
+    .finish(),
+    "panel:panel",
+)
+
 GPUMEM_VIRTUAL = Magic(
     Options(
         "gpumem_virtual",
@@ -359,4 +374,5 @@ MAGICS = (
     GPUMEM_WHO,
     GPUMEM_FREE,
     GPUMEM_OOM,
+    GPUMEM_PANEL,
 )

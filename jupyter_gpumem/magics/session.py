@@ -16,7 +16,7 @@ from IPython.display import display
 
 from jupyter_gpumem.errors import GpumemError
 
-from .cells import CellWatch
+from .cells import CellWatch, open_panel
 from .errors import ErrorWatch
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Session:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
+        if live := sys.modules.get("jupyter_gpumem.live"):
+            live.close()
         if monitoring := sys.modules.get("jupyter_gpumem.control.monitoring"):
             monitoring.end_all()
         reservation = sys.modules.get("jupyter_gpumem.control.reservation")
@@ -134,6 +136,8 @@ def _call(session: Session, options: Options, line: str, action: str, payload: o
         print(options.format_help())  # noqa: T201 - help goes where `print` goes, as that of other magics does
         return None
     try:
+        if panel := open_panel():
+            panel.check()
         return _function(action)(session, parsed, payload)
     except GpumemError as error:
         name_of_cell: Any = session.shell.compile.format_code_name

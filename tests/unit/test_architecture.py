@@ -90,7 +90,7 @@ def test_nothing_synchronises_collects_or_empties():
     }
     assert {file for file, _ in calls("give_back_everywhere")} == {"retrying.py"}  # and `letting_go.py`, as a value
     emptied = {file for file, _ in calls("empty_cache")}
-    assert emptied == {"control/auditing.py", "devices/actable.py", "magics/control.py"}
+    assert emptied == {"control/auditing.py", "devices/actable.py", "live/actions.py", "magics/control.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
