@@ -24,7 +24,8 @@ HOLDERS = (
     Holder("variable", "model", "model.fc.weight", "Net", 8, GiB, 0, ("opt",)),
     Holder("variable", "part", None, "float32 tensor of shape (3,)", 1, MiB, MiB, (), "uses 1 % of its storage"),
 )
-SHOWN_BY_NOBODY = "  Not attributed: memory that no Python object shows, such as what an operator saved for backward, or what a library"
+UP_TO_THE_WIDTH = "  Not attributed: memory that no Python object shows, such as what an operator saved for backward"
+SHOWN_BY_NOBODY = f"{UP_TO_THE_WIDTH}, or what a library"
 
 
 def test_holders():
