@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
     from .measurement import Measure, measure
     from .overview import status
+    from .prediction import predict
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import Measurement, Status
+    from .records import Measurement, Prediction, Status
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
 
@@ -32,6 +33,7 @@ _HOMES = {
     "InvalidValueError": "errors",
     "Measure": "measurement",
     "Measurement": "records",
+    "Prediction": "records",
     "Recording": "recording",
     "RecordingError": "errors",
     "Status": "records",
@@ -39,6 +41,7 @@ _HOMES = {
     "UnavailableError": "errors",
     "WhatIf": "comparison",
     "measure": "measurement",
+    "predict": "prediction",
     "read_recording": "recording",
     "record": "recorder",
     "status": "overview",
@@ -52,6 +55,7 @@ __all__ = [
     "InvalidValueError",
     "Measure",
     "Measurement",
+    "Prediction",
     "Recording",
     "RecordingError",
     "Status",
@@ -59,6 +63,7 @@ __all__ = [
     "UnavailableError",
     "WhatIf",
     "measure",
+    "predict",
     "read_recording",
     "record",
     "status",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from jupyter_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     import argparse
-
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
     from .session import Session
 
@@ -46,20 +43,7 @@ def _switch_on(cards: str) -> None:
     if present is not None:
         names = ", ".join(card.label for card in present.cards)
         raise UnavailableError(f"this session has a virtual GPU already ({names}); first write %gpumem_virtual off")
-    virtual.start(wanted, _settings_of_environment())
-
-
-def _settings_of_environment() -> AllocatorSettings:
-    """Return the settings that PyTorch would take from the environment at the first use of a GPU.
-
-    Raises:
-        InvalidValueError: they are not understood.
-    """
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
-
-    # The older variable wins where both are set.
-    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
-    return AllocatorSettings.parse(text)
+    virtual.start(wanted, virtual.settings_of_environment())
 
 
 def _refuse_beside_real_memory() -> None:

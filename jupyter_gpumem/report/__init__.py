@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
-from jupyter_gpumem.records import Measurement, Record, RecorderStatus, Series, Status, VirtualStatus
+from jupyter_gpumem.records import Measurement, Prediction, Record, RecorderStatus, Series, Status, VirtualStatus
 
 from .comparison import recorder_sheets, whatif_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
+from .prediction import prediction_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
@@ -33,6 +34,7 @@ __all__ = [
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     Measurement: measurement_sheets,
+    Prediction: prediction_sheets,
     RecorderStatus: recorder_sheets,
     Series: series_sheets,
     Status: status_sheets,

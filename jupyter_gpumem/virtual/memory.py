@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,15 @@ from jupyter_gpumem.allocator.process import CALLS, ProcessDriver
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .cards import Card
 
     Observer = Callable[[str, int, int, int], Any]
+
+
+_TRIAL_TOP = 0x3F00_0000_0000
+"""Below this lies the memory of trials, far from that of the session: an address tells which of both it is."""
 
 
 class _CurrentStreams(threading.local):
@@ -43,6 +49,7 @@ class VirtualMemory:
         ready: the cards that have a context.
         observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes; and
             of every failure: `oom`, the device, 0, the bytes that were asked for.
+        era: what tells allocations of the session (0) from those of each trial.
     """
 
     def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
@@ -62,9 +69,13 @@ class VirtualMemory:
         self.observers: list[Observer] = []
         self._streams = _CurrentStreams()
         self._sizes: list[dict[int, int]] = [{} for _ in self.cards]
-        self._freed: deque[tuple[int, int]] = deque()
+        self._freed: deque[tuple[int, int, int]] = deque()
         self._working = False
         self._calls = [0] * len(self.cards)
+        self.era = 0
+        self._eras = itertools.count(1)
+        self._moved: list[dict[int, int]] = []
+        self._freed_meanwhile: list[tuple[int, int]] = []
 
     def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
         """Return the address of new memory; 0 for no bytes.
@@ -100,10 +111,16 @@ class VirtualMemory:
         self._settle()
         return address
 
-    def free(self, device: int, address: int) -> None:
-        """Give memory back: at once, or as soon as the allocation that is going on is done. Address 0 is ignored."""
+    def free(self, device: int, address: int, era: int | None = None) -> None:
+        """Give memory back: at once, or as soon as the allocation that is going on is done. Address 0 is ignored.
+
+        Args:
+            device: index of the card.
+            address: what `allocate` returned.
+            era: the era it was allocated in; by default the present one.
+        """
         if address:
-            self._freed.append((device, address))
+            self._freed.append((device, address, self.era if era is None else era))
             self._settle()
 
     def scratch(self, device: int, sizes: Iterable[int]) -> None:
@@ -143,7 +160,54 @@ class VirtualMemory:
             finally:
                 self.lock.release()
 
-    def _free(self, device: int, address: int) -> None:
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[list[dict[int, int]]]:
+        """Let what follows happen in memory without end, in which what is allocated now is there from the start.
+
+        Afterwards everything is as before; what is still allocated then is of no account any more. One at a time.
+
+        Yields:
+            For each card, the addresses in this memory of what was there before, by their own addresses.
+        """
+        with self.lock:
+            self._settle()
+            kept = self.allocators, self._sizes, self._calls, set(self.ready), dict(self._streams.handles)
+            self.allocators = tuple(self._endless(allocator) for allocator in kept[0])
+            self._sizes, self._calls = [{} for _ in self.cards], [0] * len(self.cards)
+            self.era = next(self._eras)
+            self._moved = [{} for _ in self.cards]
+            for device, sizes in enumerate(kept[1]):
+                for address, size in sorted(sizes.items()):
+                    moved = self._moved[device][address] = self.allocators[device].malloc(size)
+                    self._sizes[device][moved] = size
+                self.allocators[device].reset_peaks()
+        try:
+            yield [dict(moved) for moved in self._moved]
+        finally:
+            with self.lock:
+                self._settle()
+                self.allocators, self._sizes, self._calls, self.ready, self._streams.handles = kept
+                self.era, self._moved = 0, []
+                while self._freed_meanwhile:
+                    self._free(*self._freed_meanwhile.pop(), 0)
+
+    @staticmethod
+    def _endless(allocator: Allocator) -> Allocator:
+        """Return an empty allocator with the same settings, whose driver never runs out."""
+        return Allocator(
+            allocator.settings,
+            limit=allocator.limit,
+            driver=ProcessDriver(None, _TRIAL_TOP),
+            device=allocator.device,
+            finish_events=allocator.finish_events,
+        )
+
+    def _free(self, device: int, address: int, era: int) -> None:
+        if era != self.era:
+            if era or not self.era:
+                return  # of a trial that is over
+            self._freed_meanwhile.append((device, address))
+            address = self._moved[device].pop(address)
         self._working = True
         try:
             self.allocators[device].free(address)

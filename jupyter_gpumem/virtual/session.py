@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.errors import UnavailableError
 
 from . import attention, autocast, backend, facade, recurrent
@@ -21,8 +23,6 @@ from .values import Notes, Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 
 class VirtualGpu:
@@ -62,6 +62,25 @@ class VirtualGpu:
         self._dispatcher.register(own, factories=not real)
         for library in (attention.install(self.cards), recurrent.install()):
             self._dispatcher.add_library(library)
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[list[dict[int, int]]]:
+        """Let what follows happen in memory without end, and have the cards as they were afterwards.
+
+        Yields:
+            For each card, the addresses of what was there before, by the addresses that its tensors know.
+        """
+        with self.notes.apart(), self.memory.trial() as moved:
+            kept = self.kernels.workspaces
+            self.kernels.workspaces = {key: moved[key[1]][address] for key, address in kept.items()}
+            generators = [generator.clone_state() for generator in torch.cuda.default_generators]
+            try:
+                yield moved
+            finally:
+                self._autocast.clear()
+                self.kernels.workspaces = kept
+                for generator, state in zip(torch.cuda.default_generators, generators, strict=True):
+                    generator.graphsafe_set_state(state)
 
     def remove(self) -> list[str]:
         """Take everything away again; returns a sentence for each attribute that somebody else replaced meanwhile."""
@@ -105,6 +124,17 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None
         raise
     _active.append(gpu)
     return gpu
+
+
+def settings_of_environment() -> AllocatorSettings:
+    """Return the settings that PyTorch would take from the environment at the first use of a GPU.
+
+    Raises:
+        InvalidValueError: they are not understood.
+    """
+    # The older variable wins where both are set.
+    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
+    return AllocatorSettings.parse(text)
 
 
 def stop() -> list[str]:

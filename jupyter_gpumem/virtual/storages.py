@@ -34,10 +34,11 @@ _new_storage = torch._C._construct_storage_from_data_pointer
 class _Lifetime(weakref.ref):  # type: ignore[type-arg]
     """What is to be freed when a storage is gone."""
 
-    __slots__ = ("address", "device", "memory")
+    __slots__ = ("address", "device", "era", "memory")
 
     address: int
     device: int
+    era: int
     memory: VirtualMemory
 
 
@@ -46,7 +47,7 @@ _alive: dict[int, _Lifetime] = {}
 
 def _end(lifetime: _Lifetime) -> None:
     _alive.pop(id(lifetime), None)
-    lifetime.memory.free(lifetime.device, lifetime.address)
+    lifetime.memory.free(lifetime.device, lifetime.address, lifetime.era)
 
 
 def devices(count: int) -> tuple[torch.device, ...]:
@@ -64,7 +65,7 @@ def new_storage(memory: VirtualMemory, index: int, nbytes: int) -> torch.Untyped
     storage = _new_storage(address, torch.device(BACKEND, index), nbytes)
     if address:
         lifetime = _Lifetime(storage, _end)
-        lifetime.address, lifetime.device, lifetime.memory = address, index, memory
+        lifetime.address, lifetime.device, lifetime.memory, lifetime.era = address, index, memory, memory.era
         _alive[id(lifetime)] = lifetime
     return storage
 
