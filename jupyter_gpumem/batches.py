@@ -13,19 +13,24 @@ T = TypeVar("T")
 _FASTEST = 16
 """No batch is more than so many times as large as the largest that was seen to fit."""
 
-_BOLD = 4
-_FLAT = 64
+_BOLD = 8
+_FLAT = 1024
 """Where so much larger a batch needs no more, its size is taken not to matter."""
-
-_MIDDLE_EVERY = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest batch that was seen to fit (0 if not even 1 does), and whether the next one was seen not to."""
+    """What was found.
+
+    Attributes:
+        value: the largest batch that was seen to fit; 0 if none was.
+        exact: whether the next one was seen not to.
+        estimate: otherwise the largest that would fit if memory grew evenly from what was seen; `None` if it does not.
+    """
 
     value: int
     exact: bool
+    estimate: int | None = None
 
 
 class Search(Generic[T]):
@@ -59,7 +64,7 @@ class Search(Generic[T]):
 
     def largest(self, fits: Callable[[T], bool], room: int) -> Largest:
         """Return the largest batch that fits into a room of so many bytes, as far as the trials that are left tell."""
-        for attempt in range(1, self._limit + 1):
+        for attempt in range(self._limit):
             verdicts = {batch: fits(sample) for batch, sample in self.samples.items()}
             low = max((batch for batch, good in verdicts.items() if good), default=0)
             high = min((batch for batch, good in verdicts.items() if not good and batch > low), default=None)
@@ -68,11 +73,16 @@ class Search(Generic[T]):
             end = min(value for value in (high, self._failed, 2**62) if value is not None)
             if end <= low + 1 or self._trials >= self._limit:
                 break
-            batch = self._guess(low, high, room, middle=attempt % _MIDDLE_EVERY == 0)
+            batch = self._guess(low, high, room, attempt=attempt)
             if batch is None:
                 break
             self._try(min(max(batch, low + 1), end - 1, max(1, low) * _FASTEST if high is None else end))
-        return Largest(low, exact=False)
+        known = sorted(self.samples)
+        at = len(known) if high is None else known.index(high) + 1
+        estimate = self._even(known[max(0, at - 2) : at], room)
+        if estimate is not None:
+            estimate = max(low, estimate if high is None else min(estimate, high - 1))
+        return Largest(low, exact=False, estimate=None if self._failed is not None else estimate)
 
     def _try(self, batch: int) -> None:
         self._trials += 1
@@ -83,27 +93,33 @@ class Search(Generic[T]):
             first_line = next(iter(str(error).splitlines()), "")
             self.stopped = f"with {batch:,} it fails: {type(error).__name__}: {first_line}"[:200]
 
-    def _guess(self, low: int, high: int | None, room: int, *, middle: bool) -> int | None:
-        """Return the batch that would just fit if memory grew evenly, or `None` if it does not grow."""
-        if middle and high is not None:
-            return (low + high) // 2
+    def _guess(self, low: int, high: int | None, room: int, *, attempt: int) -> int | None:
+        """Return what to try next, or `None` where larger batches need no more.
+
+        By turns: as if memory grew evenly from the last that fits to the first that does not; as if it grew as between
+        the two on one side of the room, which is right where it only begins to grow; and the middle, which is sure.
+        """
         known = sorted(self.samples)
         if high is None:
-            pair = known[-2:] if len(known) > 1 else None
-            if pair is None:
-                return 2 * low
-        else:
-            at = known.index(high)
-            pair = [known[at - 1], high] if at else known[:2] if len(known) > 1 else None
-            if pair is None:
-                return high // 2
+            if self._failed is not None:
+                return (low + self._failed) // 2
+            guess = self._even(known[-2:], room)
+            if guess is not None:
+                return guess
+            # The peak is elsewhere as yet.
+            return None if self._is_flat(known) else _BOLD * low
+        at = known.index(high)
+        pairs = {0: known[at - 1 : at + 1] if at else [], 1: known[at : at + 2] or known[:2]}
+        guess = self._even(pairs.get(attempt % 3, []), room)
+        return (low + high) // 2 if guess is None else guess
+
+    def _even(self, pair: list[int], room: int) -> int | None:
+        """Return the batch that would just fit if memory grew evenly, as between two others; `None` if it does not."""
+        if len(pair) < 2:
+            return None
         first, second = (self._need(self.samples[batch]) for batch in pair)
         slope = (second - first) / (pair[1] - pair[0])
-        if slope <= 0:  # the peak is elsewhere as yet
-            if high is not None:
-                return (low + high) // 2
-            return None if self._is_flat(known) else _BOLD * low
-        return int(pair[0] + (room - first) / slope)
+        return int(pair[0] + (room - first) / slope) if slope > 0 else None
 
     def _is_flat(self, known: list[int]) -> bool:
         most = self._need(self.samples[known[-1]])

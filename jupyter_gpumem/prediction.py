@@ -19,6 +19,7 @@ from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import CodeType
 
     from .virtual.cards import Card
     from .virtual.trial import Run
@@ -35,6 +36,7 @@ class Code:
     Attributes:
         run: runs it once, with a value for the batch variable, or with `None`.
         file: its file name, as tracebacks show it.
+        function: the code of the function, if it is one; lines are then those of itself, not of its helpers.
         namespaces: the dicts whose names it may bind.
         line: returns the text of a line.
         batch: the batch variable and its value.
@@ -45,6 +47,7 @@ class Code:
     file: str
     namespaces: Sequence[dict[str, Any]]
     line: Callable[[int], str]
+    function: CodeType | None = None
     batch: tuple[str, int] | None = None
     quietly: Callable[[], contextlib.AbstractContextManager[object]] = field(default=lambda: printed_on_error())  # noqa: PLW0108
 
@@ -94,7 +97,9 @@ def predict(
     namespace = getattr(plain, "__globals__", None)
     wanted = [gpu] if isinstance(gpu, str) else None if gpu is None else list(gpu)
     return forecast(
-        Code(run, file, [namespace] if namespace is not None else [], lambda n: linecache.getline(file, n), value),
+        Code(
+            run, file, [namespace] if namespace is not None else [], functools.partial(linecache.getline, file), code, value
+        ),
         wanted,
         runs,
     )
@@ -138,7 +143,7 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
         time.monotonic() - began,
         search,
         None if not gpus or any(fit.fits for fit in table) else _smallest(first, CARDS),
-        first.placeholders,
+        tuple(text.replace(f"{code.file}:", "line ", 1) if code.file else text for text in first.placeholders),
         first.not_undone,
     )
 
@@ -167,12 +172,12 @@ def _forecast_as_on(
     __tracebackhide__ = True
     from .virtual.trial import Trials
 
-    with Trials(cards, code.namespaces, code.file).open() as trials:
+    with Trials(cards, code.namespaces, code.function or code.file).open() as trials:
 
         def sample(batch: int | None) -> Run:
             __tracebackhide__ = True
             with code.quietly():
-                return trials.run(lambda: code.run(batch))
+                return trials.run(functools.partial(code.run, batch))
 
         if code.batch is None:
             run = sample(None)
@@ -184,7 +189,12 @@ def _forecast_as_on(
         for machine in rows:
             fit = _fit(run, machine)
             largest = search.largest(functools.partial(_goes, machine), fit.usable)
-            fits[machine] = replace(fit, largest_batch=largest.value, largest_is_exact=largest.exact)
+            fits[machine] = replace(
+                fit,
+                largest_batch=largest.value,
+                largest_is_exact=largest.exact,
+                largest_estimate=largest.estimate,
+            )
         return run, fits, BatchSearch(name, value, search.trials, limit, search.stopped)
 
 

@@ -44,9 +44,10 @@ class Fit(Record):
         retries: how often the cache has to be flushed for that.
         line: the line where memory runs out, if it does.
         ran: whether the code ran as on this machine; otherwise the allocations of another are replayed.
-        largest_batch: the largest value of the batch variable that fits; 0 if not even 1 does, `None` if not asked for
-            or not found.
+        largest_batch: the largest value of the batch variable that was seen to fit; 0 if none was, `None` if that was
+            not asked for.
         largest_is_exact: whether the next larger value was seen not to fit.
+        largest_estimate: otherwise the largest that would fit if memory grew evenly from what was seen.
     """
 
     _derived = ("usable", "left")
@@ -61,6 +62,7 @@ class Fit(Record):
     ran: bool
     largest_batch: int | None = None
     largest_is_exact: bool = False
+    largest_estimate: int | None = None
 
     @property
     def usable(self) -> int:

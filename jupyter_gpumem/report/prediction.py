@@ -31,8 +31,7 @@ def _use_sheet(use: PredictedUse, seconds: float) -> Sheet:
     if not peak:
         return Sheet(heading, notes=("It allocates nothing on the GPU.",))
     rows = [(name, format_bytes(size), f"{100 * size / peak:.1f} %") for name, size in use.parts]
-    rows.append(("peak allocated", format_bytes(peak), "100.0 %"))
-    rows.append(("peak reserved", format_bytes(use.peak_reserved), f"{100 * use.peak_reserved / peak:.1f} %"))
+    rows += [("peak allocated", format_bytes(peak), ""), ("peak reserved", format_bytes(use.peak_reserved), "")]
     bar = tuple(size / peak for _, size in use.parts)
     notes = [_place(use)]
     if use.start_allocated:
@@ -68,9 +67,9 @@ def _fits_sheet(prediction: Prediction) -> Sheet:
     )
     fitting = sum(fit.fits for fit in prediction.fits)
     count = len(prediction.fits)
-    heading = "Fits" if fitting == count == 1 else "Does not fit" if not fitting else f"Fits on {fitting} of {count}"
+    heading = "Fits" if fitting == count == 1 else "Does not fit" if not fitting else f"Fits on {fitting} of {count} cards"
     if count > 1 and not fitting:
-        heading = f"Fits on none of {count}"
+        heading = f"Fits on none of {count} cards"
     return Sheet((heading,), tuple(columns), rows, tuple(_notes(prediction)))
 
 
@@ -85,6 +84,8 @@ def _largest(fit: Fit) -> str:
         return "-"
     if fit.largest_is_exact:
         return f"{fit.largest_batch:,}" if fit.largest_batch else "not even 1"
+    if fit.largest_estimate is not None:
+        return f"about {fit.largest_estimate:,}"
     return f"{fit.largest_batch:,} or more" if fit.largest_batch else "not found"
 
 
@@ -102,6 +103,8 @@ def _notes(prediction: Prediction) -> list[str]:
         )
     if prediction.batch is not None:
         notes += _about_batch(prediction.batch)
+        if any(_largest(fit).startswith("about") for fit in prediction.fits):
+            notes.append("About: not tried, but reckoned from what was; --runs N allows for more runs.")
     shown = prediction.placeholders[:_MOST_PLACEHOLDERS]
     notes += [f"Placeholder: {text}." for text in shown]
     if len(prediction.placeholders) > len(shown):

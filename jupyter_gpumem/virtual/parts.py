@@ -19,6 +19,7 @@ from .storages import BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import CodeType
 
     from .patches import Patches
     from .session import VirtualGpu
@@ -94,7 +95,7 @@ class Parts:
         gpu: the virtual GPU.
         moved: where its trial has put what was there before, as `VirtualGpu.trial` says.
         tensors: the tensors that were there before.
-        file: the file name of the user's code.
+        code: the file name of the user's code, or the code of the function.
         patches: where functions are replaced for as long as it watches.
 
     Attributes:
@@ -107,10 +108,10 @@ class Parts:
         gpu: VirtualGpu,
         moved: list[dict[int, int]],
         tensors: Iterable[torch.Tensor],
-        file: str,
+        code: str | CodeType,
         patches: Patches,
     ) -> None:
-        self._memory, self._file = gpu.memory, file
+        self._memory, self._code = gpu.memory, code
         self.tapes = [Tape() for _ in gpu.cards]
         self._live: list[dict[int, int]] = [{} for _ in gpu.cards]
         self._allocated = [0] * len(gpu.cards)
@@ -291,8 +292,9 @@ class Parts:
     def _line(self) -> int:
         """Return the innermost line of the user's code."""
         frame: Any = sys._getframe(2)
+        wanted = self._code
         while frame is not None:
-            if frame.f_code.co_filename == self._file:
+            if frame.f_code is wanted or frame.f_code.co_filename == wanted:
                 return int(frame.f_lineno)
             frame = frame.f_back
         return 0

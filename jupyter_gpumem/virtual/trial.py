@@ -19,6 +19,7 @@ from .values import VirtualValueWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import CodeType
 
 _ENDLESS = 1 << 50
 
@@ -49,11 +50,11 @@ class Trials:
     Args:
         cards: what it is to be; of no account where the session has one.
         namespaces: the dicts whose names the code may bind.
-        file: the file name of the code.
+        code: the file name of the code, or the code of the function.
     """
 
-    def __init__(self, cards: Sequence[Card], namespaces: Iterable[dict[str, Any]], file: str) -> None:
-        self._cards, self._namespaces, self._file = cards, list(namespaces), file
+    def __init__(self, cards: Sequence[Card], namespaces: Iterable[dict[str, Any]], code: str | CodeType) -> None:
+        self._cards, self._namespaces, self._code = cards, list(namespaces), code
         self._gpu: session.VirtualGpu
         self._undo: Undo
 
@@ -68,7 +69,7 @@ class Trials:
         patches = Patches()
         self._gpu = session.start(self._cards, session.settings_of_environment()) if own else _active()
         try:
-            self._undo = Undo(self._namespaces, patches)
+            self._undo = Undo(self._namespaces, len(self._gpu.cards), patches)
             yield self
         finally:
             patches.undo()
@@ -81,7 +82,7 @@ class Trials:
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
         with gpu.trial() as moved:
-            parts = Parts(gpu, moved, self._undo.tensors, self._file, patches)
+            parts = Parts(gpu, moved, self._undo.tensors, self._code, patches)
             try:
                 self._undo.stand_in(gpu.memory)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]

@@ -41,13 +41,14 @@ class Undo:
 
     Args:
         namespaces: the dicts whose names code may bind.
+        cards: how many virtual cards there are.
         patches: where the one function that has to be watched meanwhile is replaced.
 
     Attributes:
         notes: what cannot be put back whatever happens, a sentence each.
     """
 
-    def __init__(self, namespaces: Iterable[dict[str, Any]], patches: Patches) -> None:
+    def __init__(self, namespaces: Iterable[dict[str, Any]], cards: int, patches: Patches) -> None:
         tensors, others = _alive()
         self._contents = Contents([*namespaces, *others, *_global_hooks(), sys.path])
         for tensor in self._contents.tensors:
@@ -55,7 +56,12 @@ class Undo:
         for tensor in list(tensors.values()):
             if tensor.is_leaf and tensor.grad is not None:
                 tensors.setdefault(id(tensor.grad), tensor.grad)
-        self.tensors = list(tensors.values())
+        # Tensors of a card that there was once can do no harm, and nothing can be done with them.
+        self.tensors = [
+            tensor
+            for tensor in tensors.values()
+            if _raw_device(tensor).type != BACKEND or _raw_device(tensor).index < cards
+        ]
         self._states = [_TensorState(tensor) for tensor in self.tensors]
         self._swaps = _Swaps(self.tensors, patches)
         self._values = _Values(self.tensors, self._contents.arrays)
