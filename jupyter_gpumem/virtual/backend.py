@@ -1,12 +1,12 @@
 """The device that PyTorch's `PrivateUse1` key is given, set up from Python once for the life of the process.
 
-What is registered in C++ here cannot be taken back: the device's name, its guard and its hooks. They do nothing by
-themselves: while no virtual GPU is on, the device says that it is not available.
+What is registered here cannot be taken back: the device's name, its guard, its hooks, and its module
+`torch.cuda_virtual`, which PyTorch asks from then on. They do nothing by themselves: while no virtual GPU is on, the
+module says that there is no such device.
 """
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _registered: list[Any] = []
 
 
-def register(available: Callable[[], bool]) -> None:
+def register(count: Callable[[], int]) -> None:
     """Register the device, if it is not registered yet.
 
     Args:
-        available: whether a virtual GPU is on.
+        count: how many virtual cards there are; 0 while they are off.
 
     Raises:
         UnavailableError: PyTorch is too old, or another package has taken the key.
@@ -45,49 +45,35 @@ def register(available: Callable[[], bool]) -> None:
         )
     guard.register()
     torch.utils.rename_privateuse1_backend(BACKEND)
-    hooks = _hooks(available)
+    hooks = _hooks(count)
     torch._C._acc.register_python_privateuseone_hook(hooks)
+    torch._register_device_module(BACKEND, _module(count))
     _registered.append(hooks)
 
 
-def device_module(current: Callable[[], int], count: Callable[[], int]) -> types.ModuleType:
-    """Return the module `torch.cuda_virtual`, which PyTorch asks about the device.
-
-    Args:
-        current: the current card.
-        count: how many cards there are.
-    """
-    module = types.ModuleType(f"torch.{BACKEND}")
+def _module(count: Callable[[], int]) -> types.ModuleType:
+    module = types.ModuleType(f"torch.{BACKEND}", "The virtual GPU, as PyTorch asks about it.")
     vars(module).update(
         _is_in_bad_fork=lambda: False,
         _lazy_init=lambda: None,
-        current_device=current,
+        current_device=lambda: int(torch.cuda.current_device()),
         device_count=count,
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
         is_available=lambda: count() > 0,
-        is_initialized=lambda: True,
+        is_initialized=lambda: count() > 0,
         manual_seed=lambda _seed: None,
         manual_seed_all=lambda _seed: None,
     )
     return module
 
 
-def show_module(module: types.ModuleType | None) -> None:
-    """Let PyTorch find the device's module, or find none."""
-    if module is not None:
-        sys.modules[f"torch.{BACKEND}"] = module
-        setattr(torch, BACKEND, module)
-    elif sys.modules.pop(f"torch.{BACKEND}", None) is not None:
-        delattr(torch, BACKEND)
-
-
-def _hooks(available: Callable[[], bool]) -> Any:
+def _hooks(count: Callable[[], int]) -> Any:
     class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
         def is_available(self) -> bool:
-            return available()
+            return count() > 0
 
         def has_primary_context(self, _index: int) -> bool:
-            return available()
+            return count() > 0
 
         def is_built(self) -> bool:
             return True

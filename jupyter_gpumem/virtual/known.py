@@ -1,9 +1,9 @@
 """The few values that do exist on the virtual device: those of small tensors that follow from the host alone.
 
 Lengths, positions, masks and flags decide where a program goes: whether generation is finished, whether a mask is
-needed. Where such a tensor was copied or filled from the host, and so was everything that it is computed from, a copy in host
-memory is computed along with it. What is not known is taken to be zero, and marked as assumed, with all that comes of
-it. Numbers with a fraction are followed one by one only; nothing random is.
+needed. Where such a tensor was copied or filled from the host, and so was everything that it is computed from, a copy
+in host memory is computed along with it. What is not known is taken to be zero, and marked as assumed, with all that
+comes of it. Numbers with a fraction are followed one by one only; nothing random is.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ class VirtualGpu:
     def install(self) -> None:
         """Put everything in its place."""
         real = torch.cuda.is_available()
-        backend.show_module(backend.device_module(lambda: int(torch.cuda.current_device()), lambda: len(self.cards)))
         self._translation.install()
         _run_backward_here(self.patches)
         facade.install(self)
@@ -88,9 +87,7 @@ class VirtualGpu:
         self.kernels.clear_workspaces()
         self._dispatcher.close()
         self._translation.close()
-        left = self.patches.undo()
-        backend.show_module(None)
-        return left
+        return self.patches.undo()
 
 
 _active: list[VirtualGpu] = []
@@ -115,7 +112,7 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None
     if _active:
         raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
-    backend.register(lambda: bool(_active))
+    backend.register(lambda: len(_active[-1].cards) if _active else 0)
     gpu = VirtualGpu(chosen, settings)
     try:
         gpu.install()

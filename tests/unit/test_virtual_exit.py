@@ -1,0 +1,146 @@
+"""The virtual device never ends the process: each program runs in one of its own, and its exit status is looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+HEAD = """
+import sys, threading, time, torch, warnings
+from jupyter_gpumem.virtual import session
+warnings.simplefilter("ignore")
+gpu = session.start("A100-40GB")
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).cuda()
+x = torch.randn(4, 8, device="cuda", requires_grad=True)
+def fail(error):
+    def hook(*args):
+        raise error
+    return hook
+"""
+PROGRAMS = {
+    "exit after a backward pass": "model(x).sum().backward()",
+    "exit with a graph": "y = model(x)",
+    "sys.exit": "model(x).sum().backward(); sys.exit(0)",
+    "off, then exit": "y = model(x); y.sum().backward(); session.stop()",
+    "on, off and on again": """
+model(x).sum().backward(); session.stop(); session.start("T4")
+torch.nn.Linear(3, 3).cuda()(torch.zeros(1, 3, device="cuda")).sum().backward()
+""",
+    "an error in a hook": """
+model[0].weight.register_hook(fail(ValueError("seen")))
+try:
+    model(x).sum().backward()
+except ValueError:
+    model(x).sum()
+""",
+    "an interrupt in a hook": """
+model[0].weight.register_hook(fail(KeyboardInterrupt()))
+try:
+    model(x).sum().backward()
+except KeyboardInterrupt:
+    model(x).sum()
+""",
+    "an error in a function's backward": """
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("seen")
+try:
+    Fails.apply(model(x)).sum().backward()
+except ValueError:
+    pass
+""",
+    "memory that ends in a backward pass": """
+layers = torch.nn.Sequential(*[torch.nn.Linear(32768, 32768, bias=False) for _ in range(6)]).cuda()
+y = layers(torch.zeros(1, 32768, device="cuda")).sum()
+try:
+    y.backward()
+except torch.OutOfMemoryError:
+    pass
+else:
+    sys.exit("there was memory enough")
+""",
+    "interrupts at any moment": """
+import signal
+def interrupt(*args):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+optimizer = torch.optim.AdamW(model.parameters())
+model(x).sum().backward(); optimizer.step()
+for number in range(300):
+    signal.setitimer(signal.ITIMER_REAL, 0.0003 + number * 1e-5)
+    try:
+        while True:
+            model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+model(x).sum().backward(); optimizer.step()
+""",
+    "checkpointing": """
+from torch.utils.checkpoint import checkpoint
+for reentrant in (True, False):
+    checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+""",
+    "threads": """
+def work():
+    for _ in range(5):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+""",
+    "a thread that still works": """
+def work():
+    while True:
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+""",
+    "work on the host before and after": """
+torch.nn.Linear(3, 3)(torch.ones(1, 3)).sum().backward()
+model(x).sum().backward()
+session.stop()
+torch.nn.Linear(3, 3)(torch.ones(1, 3)).sum().backward()
+""",
+    "a tensor of a device that is off": """
+session.stop()
+try:
+    x + 1
+except (RuntimeError, NotImplementedError):
+    pass
+del x, model
+""",
+}
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environment, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_process_ends_as_it_should(name):
+    done = run(HEAD + PROGRAMS[name])
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_an_interrupted_program_ends_as_any_other():
+    program = HEAD + "model[0].weight.register_hook(fail(KeyboardInterrupt()))\nmodel(x).sum().backward()"
+    done = run(program)
+    assert done.returncode == -2 or done.returncode == 130, done.stderr[-2000:]
+    assert "KeyboardInterrupt" in done.stderr
+    assert "terminate" not in done.stderr
