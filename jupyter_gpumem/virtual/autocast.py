@@ -148,16 +148,19 @@ class Autocast:
         return kernel
 
     def _cast(self, values: Any, dtype: torch.dtype) -> list[Any]:
-        """Return the values with every floating point tensor of the device in that type, as `cached_cast` does."""
+        """Return the values with every floating point tensor of the device in that type, as `cached_cast` does.
+
+        The last comes first: PyTorch casts in the arguments of a call, which its compiler evaluates from the right.
+        """
         found = []
-        for value in values:
+        for value in reversed(list(values)):
             if isinstance(value, torch.Tensor):
                 found.append(self._cast_one(value, dtype))
             elif isinstance(value, (list, tuple)):
                 found.append(self._cast(value, dtype))
             else:
                 found.append(value)
-        return found
+        return found[::-1]
 
     def _cast_one(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if (

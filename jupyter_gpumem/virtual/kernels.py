@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .operators import PRODUCTS, WITH_BIAS
+from .temporaries import KERNELS, Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from .memory import VirtualMemory
 
 
@@ -25,31 +28,24 @@ class Temporary:
     """One allocation inside a kernel: `fixed + elements * (bytes + items * item size)` of one operand.
 
     Attributes:
-        operand: `in0`, `in1`, ... are the tensors given, `out0`, ... those returned.
+        operand: which of the tensors given, from 0.
         items, bytes, fixed: multiples of the operand's item size and of a byte per element, and bytes without any.
         dtypes: names of the operand's types that it holds for; empty for all.
-        least: elements of the operand below which the kernel does without.
     """
 
-    operand: str
+    operand: int = 0
     items: float = 0.0
     bytes: float = 0.0
     fixed: int = 0
     dtypes: tuple[str, ...] = ()
-    least: int = 0
 
-    def size(self, given: list[torch.Tensor], returned: list[Any]) -> int:
+    def size(self, given: list[torch.Tensor]) -> int:
         """Return the bytes; 0 where the formula does not hold."""
-        among, at = (
-            (given, int(self.operand[2:])) if self.operand.startswith("in") else (returned, int(self.operand[3:]))
-        )
-        if at >= len(among) or not isinstance(among[at], torch.Tensor):
+        if self.operand >= len(given):
             return 0
-        tensor = among[at]
+        tensor = given[self.operand]
         count: int = tensor.numel()
-        if count < self.least or not count:
-            return 0
-        if self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes:
+        if not count or (self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes):
             return 0
         return self.fixed + round(count * (self.bytes + self.items * int(tensor.dtype.itemsize)))
 
@@ -81,28 +77,35 @@ class Kernels:
         name: str,
         index: int,
         given: list[torch.Tensor],
-        returned: list[Any],
+        shapes: Sequence[Any],
         args: Any,
-        kwargs: Any,
+        make: Callable[[], None],
     ) -> None:
-        """Take what an operator needs while it runs, after its results are allocated.
+        """Take what an operator needs while it runs, and make its results among that.
 
         Args:
             name: the operator, without name space and overload.
             index: the card it runs on.
             given: its tensors, those in lists as well.
-            returned: its results.
+            shapes: sizes, strides and type of each result.
             args: its arguments.
-            kwargs: its arguments by name.
+            make: makes the next result.
 
         Raises:
             torch.OutOfMemoryError: the card is full.
         """
         if name in PRODUCTS:
             self._workspace(name, index, args)
-        terms = self._temporaries.get(name)
-        if terms:
-            self.memory.scratch(index, [size for term in terms if (size := term.size(given, returned))])
+        kernel = KERNELS.get(name)
+        if kernel is not None:
+            results = [Result(*one) if type(one) is tuple else None for one in shapes]
+            steps = kernel(self.memory.cards[index], args, results)
+        else:
+            steps = [size for term in self._temporaries.get(name, ()) if (size := term.size(given))]
+        for _ in range(len(shapes) - steps.count(None)):
+            make()
+        if steps:
+            self.memory.scratch(index, steps, make)
 
     def clear_workspaces(self) -> None:
         """Give the workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""

@@ -13,6 +13,8 @@ _COMPOSITES = (
     "native_layer_norm",
     "_fused_rms_norm",
     "mish_backward",
+    "silu_backward",
+    "native_channel_shuffle",
     "_chunk_cat",
     "_chunk_cat.out",
     "_grouped_mm",
