@@ -14,6 +14,8 @@ _FASTEST = 16
 """No batch is more than so many times as large as the largest that was seen to fit."""
 
 _BOLD = 8
+_TURNS = 4
+_NEAR = 8
 _FLAT = 1024
 """Where so much larger a batch needs no more, its size is taken not to matter."""
 
@@ -64,7 +66,8 @@ class Search(Generic[T]):
 
     def largest(self, fits: Callable[[T], bool], room: int) -> Largest:
         """Return the largest batch that fits into a room of so many bytes, as far as the trials that are left tell."""
-        for attempt in range(self._limit):
+        step, turn = 1, 0
+        while True:
             verdicts = {batch: fits(sample) for batch, sample in self.samples.items()}
             low = max((batch for batch, good in verdicts.items() if good), default=0)
             high = min((batch for batch, good in verdicts.items() if not good and batch > low), default=None)
@@ -73,9 +76,11 @@ class Search(Generic[T]):
             end = min(value for value in (high, self._failed, 2**62) if value is not None)
             if end <= low + 1 or self._trials >= self._limit:
                 break
-            batch = self._guess(low, high, room, attempt=attempt)
+            batch = self._larger(low, room) if high is None else self._between(low, high, room, step, turn)
             if batch is None:
                 break
+            if high is not None:
+                step, turn = (1 if turn % _TURNS == 0 else _BOLD * step), turn + 1
             self._try(min(max(batch, low + 1), end - 1, max(1, low) * _FASTEST if high is None else end))
         known = sorted(self.samples)
         at = len(known) if high is None else known.index(high) + 1
@@ -93,25 +98,30 @@ class Search(Generic[T]):
             first_line = next(iter(str(error).splitlines()), "")
             self.stopped = f"with {batch:,} it fails: {type(error).__name__}: {first_line}"[:200]
 
-    def _guess(self, low: int, high: int | None, room: int, *, attempt: int) -> int | None:
-        """Return what to try next, or `None` where larger batches need no more.
-
-        By turns: as if memory grew evenly from the last that fits to the first that does not; as if it grew as between
-        the two on one side of the room, which is right where it only begins to grow; and the middle, which is sure.
-        """
+    def _larger(self, low: int, room: int) -> int | None:
+        """Return what to try while everything fits, or `None` where larger batches need no more."""
+        if self._failed is not None:
+            return (low + self._failed) // 2
         known = sorted(self.samples)
-        if high is None:
-            if self._failed is not None:
-                return (low + self._failed) // 2
-            guess = self._even(known[-2:], room)
-            if guess is not None:
-                return guess
-            # The peak is elsewhere as yet.
+        guess = self._even(known[-2:], room)
+        if guess is None:  # the peak is elsewhere as yet
             return None if self._is_flat(known) else _BOLD * low
+        return guess
+
+    def _between(self, low: int, high: int, room: int, step: int, turn: int) -> int:
+        """Return what to try between one that fits and one that does not.
+
+        By turns: as if memory grew evenly between both; a step beyond the latest trial, and a larger one, since the
+        answer is near it; and the middle, which is sure.
+        """
+        if high - low <= _NEAR or turn % _TURNS == _TURNS - 1:
+            return (low + high) // 2
+        known = sorted(self.samples)
         at = known.index(high)
-        pairs = {0: known[at - 1 : at + 1] if at else [], 1: known[at : at + 2] or known[:2]}
-        guess = self._even(pairs.get(attempt % 3, []), room)
-        return (low + high) // 2 if guess is None else guess
+        if turn % _TURNS == 0:
+            guess = self._even(known[at - 1 : at + 1] if at else known[:2], room)
+            return (low + high) // 2 if guess is None else guess
+        return low + step if next(reversed(self.samples)) == low else high - step
 
     def _even(self, pair: list[int], room: int) -> int | None:
         """Return the batch that would just fit if memory grew evenly, as between two others; `None` if it does not."""

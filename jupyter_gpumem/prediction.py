@@ -37,7 +37,7 @@ class Code:
         run: runs it once, with a value for the batch variable, or with `None`.
         file: its file name, as tracebacks show it.
         function: the code of the function, if it is one; lines are then those of itself, not of its helpers.
-        namespaces: the dicts whose names it may bind.
+        reaches: the dicts whose names it may bind, and other objects that it can reach.
         line: returns the text of a line.
         batch: the batch variable and its value.
         quietly: a context in which nothing that is printed is shown, unless there is an error.
@@ -45,7 +45,7 @@ class Code:
 
     run: Callable[[int | None], object]
     file: str
-    namespaces: Sequence[dict[str, Any]]
+    reaches: Sequence[Any]
     line: Callable[[int], str]
     function: CodeType | None = None
     batch: tuple[str, int] | None = None
@@ -98,7 +98,12 @@ def predict(
     wanted = [gpu] if isinstance(gpu, str) else None if gpu is None else list(gpu)
     return forecast(
         Code(
-            run, file, [namespace] if namespace is not None else [], functools.partial(linecache.getline, file), code, value
+            run,
+            file,
+            [{} if namespace is None else namespace, function, plain, args, kwargs],
+            functools.partial(linecache.getline, file),
+            code,
+            value,
         ),
         wanted,
         runs,
@@ -172,7 +177,7 @@ def _forecast_as_on(
     __tracebackhide__ = True
     from .virtual.trial import Trials
 
-    with Trials(cards, code.namespaces, code.function or code.file).open() as trials:
+    with Trials(cards, code.reaches, code.function or code.file).open() as trials:
 
         def sample(batch: int | None) -> Run:
             __tracebackhide__ = True

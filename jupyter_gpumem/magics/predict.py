@@ -70,12 +70,12 @@ def _predicted(
         return prepared()
 
     lines = ["", *([""] * above), *code.splitlines()]
-    namespaces = [namespace] if local_ns is None else [namespace, local_ns]
+    reaches = [namespace] if local_ns is None else [namespace, local_ns]
     result = forecast(
         Code(
             run,
             prepared.file,
-            namespaces,
+            reaches,
             lambda number: lines[number] if number < len(lines) else "",
             batch=None if batch is None else (options.batch, batch.value()),
             quietly=_captured,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._device import _device_constructors
 
 from .storages import BACKEND
 
@@ -117,7 +118,7 @@ class Parts:
         self._allocated = [0] * len(gpu.cards)
         self.reserved = [0] * len(gpu.cards)
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._modules = self._steps = self._kernels = self._results = 0
+        self._modules = self._steps = self._kernels = self._created = 0
         self._library: str | None = None
         self._begin(gpu, moved, tensors)
         self._watch(gpu, patches)
@@ -147,22 +148,11 @@ class Parts:
     # What is watched
 
     def _watch(self, gpu: VirtualGpu, patches: Patches) -> None:
-        memory, kernels, dispatcher = gpu.memory, gpu.kernels, gpu._dispatcher
+        memory, kernels = gpu.memory, gpu.kernels
         memory.observers.append(self._observe)
         patches.on_undo(lambda: memory.observers.remove(self._observe))
-        for owner, name in ((kernels, "launch"), (memory, "scratch")):
-            patches.set(owner, name, self._counting(getattr(owner, name), "_kernels"))
-        patches.set(dispatcher, "_allocate", self._counting(dispatcher._allocate, "_results"))
-        take = kernels._take
-
-        def named_take(library: str, index: int, size: int) -> None:
-            self._library = library
-            try:
-                take(library, index, size)
-            finally:
-                self._library = None
-
-        patches.set(kernels, "_take", named_take)
+        patches.set(memory, "scratch", self._counting(memory.scratch, "_kernels"))
+        self._watch_kernels(kernels, patches)
         for allocator, tape in zip(memory.allocators, self.tapes, strict=True):
             patches.set(allocator, "empty_cache", self._taped(allocator.empty_cache, tape))
         for handle in (
@@ -172,8 +162,53 @@ class Parts:
             register_optimizer_step_post_hook(self._after_step),
         ):
             patches.on_undo(handle.remove)
+        self._watch_creation(patches)
         self._watch_parameters(patches)
         self._watch_backward(patches)
+
+    def _watch_kernels(self, kernels: Any, patches: Patches) -> None:
+        """Tell what kernels and libraries take from the results that are made among it."""
+        take, launch = kernels._take, self._counting(kernels.launch, "_kernels")
+
+        def named_take(library: str, index: int, size: int) -> None:
+            self._library = library
+            try:
+                take(library, index, size)
+            finally:
+                self._library = None
+
+        def counted_launch(*args: Any) -> None:
+            __tracebackhide__ = True
+            *others, make = args
+
+            def result() -> None:
+                inside, self._kernels = self._kernels, 0
+                try:
+                    make()
+                finally:
+                    self._kernels = inside
+
+            launch(*others, result)
+
+        patches.set(kernels, "_take", named_take)
+        patches.set(kernels, "launch", counted_launch)
+
+    def _watch_creation(self, patches: Patches) -> None:
+        """Tell tensors that the user makes, or brings from the host, from those that operators return."""
+        tensor = torch.Tensor
+        for name in sorted({function.__name__ for function in _device_constructors()} & vars(torch).keys()):
+            patches.set(torch, name, self._counting(getattr(torch, name), "_created"))
+        for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"):
+            patches.set(tensor, name, self._counting(getattr(tensor, name), "_created"))
+        for name in ("to", "cuda"):
+            plain = getattr(tensor, name)
+            counted = self._counting(plain, "_created")
+
+            def move(one: torch.Tensor, *args: Any, _plain: Any = plain, _counted: Any = counted, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
+                return (_plain if _raw_device(one).type == BACKEND else _counted)(one, *args, **kwargs)
+
+            patches.set(tensor, name, move)
 
     def _watch_parameters(self, patches: Patches) -> None:
         parameter, tensor = torch.nn.Parameter, torch.Tensor
@@ -213,6 +248,7 @@ class Parts:
 
     def _counting(self, function: Callable[..., Any], counter: str) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             self._enter(counter)
             try:
                 return function(*args, **kwargs)
@@ -287,7 +323,7 @@ class Parts:
             return ACTIVATIONS, phase
         if self._steps:
             return TEMPORARIES, phase
-        return (ACTIVATIONS if self._results else OTHER), phase
+        return (OTHER if self._created else ACTIVATIONS), phase
 
     def _line(self) -> int:
         """Return the innermost line of the user's code."""

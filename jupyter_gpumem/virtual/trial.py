@@ -49,12 +49,12 @@ class Trials:
 
     Args:
         cards: what it is to be; of no account where the session has one.
-        namespaces: the dicts whose names the code may bind.
+        reaches: the dicts whose names the code may bind, and other objects that it can reach.
         code: the file name of the code, or the code of the function.
     """
 
-    def __init__(self, cards: Sequence[Card], namespaces: Iterable[dict[str, Any]], code: str | CodeType) -> None:
-        self._cards, self._namespaces, self._code = cards, list(namespaces), code
+    def __init__(self, cards: Sequence[Card], reaches: Iterable[Any], code: str | CodeType) -> None:
+        self._cards, self._reaches, self._code = cards, list(reaches), code
         self._gpu: session.VirtualGpu
         self._undo: Undo
 
@@ -69,7 +69,7 @@ class Trials:
         patches = Patches()
         self._gpu = session.start(self._cards, session.settings_of_environment()) if own else _active()
         try:
-            self._undo = Undo(self._namespaces, len(self._gpu.cards), patches)
+            self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
             yield self
         finally:
             patches.undo()

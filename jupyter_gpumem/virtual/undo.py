@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from jupyter_gpumem.units import format_bytes
+from jupyter_gpumem.units import GiB
 
 from . import known
 from .containers import Contents
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .memory import VirtualMemory
     from .patches import Patches
 
-_PART_OF_HOST = 0.25
-"""So much of the free host memory may be taken for copies of values."""
+_PART_OF_HOST, _MOST = 0.25, 4 * GiB
+"""So much of the free host memory may be taken for copies of values, and no more than this."""
 
 _raw_device = torch._C.TensorBase.device.__get__
 _raw_data = torch._C.TensorBase.data
@@ -40,7 +40,7 @@ class Undo:
     """What there is, to be restored any number of times.
 
     Args:
-        namespaces: the dicts whose names code may bind.
+        reaches: the dicts whose names code may bind, and other objects that it can reach.
         cards: how many virtual cards there are.
         patches: where the one function that has to be watched meanwhile is replaced.
 
@@ -48,9 +48,9 @@ class Undo:
         notes: what cannot be put back whatever happens, a sentence each.
     """
 
-    def __init__(self, namespaces: Iterable[dict[str, Any]], cards: int, patches: Patches) -> None:
+    def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
         tensors, others = _alive()
-        self._contents = Contents([*namespaces, *others, *_global_hooks(), sys.path])
+        self._contents = Contents([*reaches, *others, *_global_hooks(), sys.path])
         for tensor in self._contents.tensors:
             tensors.setdefault(id(tensor), tensor)
         for tensor in list(tensors.values()):
@@ -68,7 +68,6 @@ class Undo:
         self._settings = [(write, read()) for read, write in _settings()]
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
-        self.notes += self._values.notes
 
     def restore(self) -> list[str]:
         """Put everything back; returns a sentence for each thing that was changed and cannot be."""
@@ -182,50 +181,56 @@ class _TensorState:
 
 
 class _Values:
-    """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows."""
+    """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows.
+
+    They are compared afterwards, because not every write counts: batch normalization changes its averages without.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor], arrays: Iterable[Any]) -> None:
-        self.notes: list[str] = []
-        room = int(_PART_OF_HOST * psutil.virtual_memory().available)
+        room = min(int(_PART_OF_HOST * psutil.virtual_memory().available), _MOST)
         storages = {}
         for tensor in tensors:
-            if _raw_device(tensor).type == "cpu" and tensor.layout == torch.strided:
+            if _on_host(tensor):
                 storage = tensor.untyped_storage()
                 storages[storage._cdata] = storage
-        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         for key, storage in sorted(storages.items(), key=lambda item: item[1].nbytes()):
             room -= storage.nbytes()
-            self._storages[key] = (storage, storage.clone() if room >= 0 else None)
+            if room < 0:
+                break
+            self._copies[key] = (storage, storage.clone())
         self._arrays = []
         for array in sorted(arrays, key=lambda array: array.nbytes):
             room -= array.nbytes
-            if room >= 0 and array.flags.writeable:
+            if room >= 0 and array.flags.writeable and type(array).__name__ != "memmap":
                 self._arrays.append((array, array.copy()))
-        if room < 0:
-            self.notes.append(
-                f"there is not enough host memory to copy the last {format_bytes(-room)} of CPU values beforehand: "
-                "what the cell writes to them stays"
-            )
 
     def restore(self, states: Iterable[_TensorState]) -> list[str]:
         """Write the values back of all that was written to."""
         lost = 0
-        for state in states:
-            if _raw_device(state.tensor).type != "cpu" or state.tensor.layout != torch.strided:
-                continue
-            now = _version(state.tensor)
-            if now is not None and now == state.version:
-                continue
-            storage, values = self._storages[state.tensor.untyped_storage()._cdata]
-            if values is not None:
+        for storage, values in self._copies.values():
+            if storage.nbytes() != values.nbytes():
+                storage.resize_(values.nbytes())
+            if not torch.equal(_bytes(storage), _bytes(values)):
                 storage.copy_(values)
-            elif now is not None:
-                lost += 1
-            if now is not None and _set_version is not None:
+        for state in states:
+            now = _version(state.tensor)
+            if now == state.version or not _on_host(state.tensor):
+                continue
+            lost += state.tensor.untyped_storage()._cdata not in self._copies
+            if _set_version is not None:
                 _set_version((state.tensor,), (state.version,))
         for array, values in self._arrays:
             array[...] = values
-        return [f"{lost} CPU tensors were written to in place and could not be put back"] if lost else []
+        return [f"{lost} CPU tensors, too large to be copied before, were written to in place"] if lost else []
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    return bool(_raw_device(tensor).type == "cpu" and tensor.layout == torch.strided)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _alive() -> tuple[dict[int, torch.Tensor], list[Any]]:
