@@ -16,8 +16,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._device import _device_constructors
 
-from .storages import BACKEND
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType
@@ -33,7 +31,6 @@ PARTS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTH
 BEFORE, FORWARD, BACKWARD, STEP, ELSEWHERE = "before the cell", "forward pass", "backward pass", "optimizer step", ""
 
 _EMPTIED = 0
-_raw_device = torch._C.TensorBase.device.__get__
 _raw_data = torch._C.TensorBase.data
 
 
@@ -206,7 +203,7 @@ class Parts:
 
             def move(one: torch.Tensor, *args: Any, _plain: Any = plain, _counted: Any = counted, **kwargs: Any) -> Any:
                 __tracebackhide__ = True
-                return (_plain if _raw_device(one).type == BACKEND else _counted)(one, *args, **kwargs)
+                return (_plain if one.get_device() >= 0 else _counted)(one, *args, **kwargs)
 
             patches.set(tensor, name, move)
 
@@ -338,11 +335,11 @@ class Parts:
     def _mark(self, tensor: Any, part: str) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             return
-        where = _raw_device(tensor)
-        if where.type == BACKEND:
-            number = self._live[where.index].get(tensor.untyped_storage().data_ptr())
+        index = tensor.get_device()  # unlike the device, the same under every mode
+        if 0 <= index < len(self.tapes):
+            number = self._live[index].get(tensor.untyped_storage().data_ptr())
             if number is not None:
-                self.tapes[where.index].parts[number] = part
+                self.tapes[index].parts[number] = part
 
     def _add_parameter(self, parameter: torch.Tensor) -> None:
         self._parameters[id(parameter)] = weakref.ref(parameter)

@@ -69,7 +69,8 @@ class Trials:
         patches = Patches()
         self._gpu = session.start(self._cards, session.settings_of_environment()) if own else _active()
         try:
-            self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
+            with _without_modes():
+                self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
             yield self
         finally:
             patches.undo()
@@ -84,14 +85,16 @@ class Trials:
         with gpu.trial() as moved:
             parts = Parts(gpu, moved, self._undo.tensors, self._code, patches)
             try:
-                self._undo.stand_in(gpu.memory)
+                with _without_modes():
+                    self._undo.stand_in(gpu.memory)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", VirtualValueWarning)
                     code()
             finally:
                 patches.undo()
-                not_undone += self._undo.restore()
+                with _without_modes():
+                    not_undone += self._undo.restore()
             return Run(
                 gpu.cards,
                 parts.tapes,
@@ -100,6 +103,12 @@ class Trials:
                 tuple(map(str, gpu.notes)),
                 (*self._undo.notes, *not_undone),
             )
+
+
+def _without_modes() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a default device, or another mode of the user's, changes nothing."""
+    context: contextlib.AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return context
 
 
 def _active() -> session.VirtualGpu:

@@ -69,6 +69,34 @@ def test_parts_add_up_to_the_peak():
     assert result["t4"].ran
 
 
+def test_parameters_that_are_made_on_the_device():
+    """Weights made there are parameters, also without an optimizer, under a default device, or frozen."""
+
+    def code():
+        with torch.device("cuda"):
+            model = make(2).requires_grad_(False)
+        inputs = torch.ones(4, WIDTH, device="cuda")
+        return model(inputs)
+
+    parts = dict(predict(code, gpu="T4").devices[0].parts)
+    assert parts["parameters"] == WEIGHTS / 2
+    assert parts["other"] == 4 * WIDTH * 4
+
+
+def test_under_a_default_device():
+    """A default device of the session changes nothing: what is there is there again afterwards."""
+    with session.virtual_gpu("T4"):
+        torch.set_default_device("cuda")
+        try:
+            model = make(1)
+            before = torch.cuda.memory_allocated(), model[0].weight.data_ptr()
+            result = predict(train, model)
+            assert dict(result.devices[0].parts)["parameters"] == WEIGHTS / 4
+            assert (torch.cuda.memory_allocated(), model[0].weight.data_ptr()) == before
+        finally:
+            torch.set_default_device(None)
+
+
 def test_without_foreach_there_are_no_temporaries_of_that_size():
     """The part that a setting saves is seen to go."""
     result = predict(train, make(), gpu="T4", foreach=False)
