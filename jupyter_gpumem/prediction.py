@@ -150,6 +150,7 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
         None if not gpus or any(fit.fits for fit in table) else _smallest(first, CARDS),
         tuple(text.replace(f"{code.file}:", "line ", 1) if code.file else text for text in first.placeholders),
         first.not_undone,
+        first.unsaved,
     )
 
 

@@ -106,6 +106,7 @@ class Prediction(Record):
         smallest: the smallest card known on which it fits, where the table does not tell.
         placeholders: where a value was asked for that does not exist, and what was given for it.
         not_undone: what the code changed that could not be put back.
+        unsaved: files that `torch.save` was to write, and that were left as they are.
     """
 
     devices: tuple[PredictedUse, ...]
@@ -115,6 +116,7 @@ class Prediction(Record):
     smallest: str | None = None
     placeholders: tuple[str, ...] = ()
     not_undone: tuple[str, ...] = ()
+    unsaved: tuple[str, ...] = ()
 
     def __getitem__(self, gpu: str) -> Fit:
         for fit in self.fits:

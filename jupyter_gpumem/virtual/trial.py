@@ -11,6 +11,7 @@ import torch
 
 from . import session
 from .cards import Card
+from .files import Files
 from .memory import VirtualMemory
 from .parts import Parts, Tape
 from .patches import Patches
@@ -34,6 +35,7 @@ class Run(NamedTuple):
         reserved: the most that was reserved on each.
         placeholders: where values were assumed.
         not_undone: what could not be put back.
+        unsaved: files that `torch.save` was to write, and did not.
     """
 
     cards: tuple[Card, ...]
@@ -42,6 +44,7 @@ class Run(NamedTuple):
     reserved: list[int]
     placeholders: tuple[str, ...]
     not_undone: tuple[str, ...]
+    unsaved: tuple[str, ...]
 
 
 class Trials:
@@ -87,6 +90,7 @@ class Trials:
             try:
                 with _without_modes():
                     self._undo.stand_in(gpu.memory)
+                files = Files(patches)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", VirtualValueWarning)
@@ -102,6 +106,7 @@ class Trials:
                 parts.reserved,
                 tuple(map(str, gpu.notes)),
                 (*self._undo.notes, *not_undone),
+                tuple(files.unsaved),
             )
 
 

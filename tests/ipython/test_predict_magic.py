@@ -120,6 +120,17 @@ def test_an_error_keeps_its_traceback(cells):
     assert "x" not in cells
 
 
+def test_files_are_not_written(cells, tmp_path):
+    """Also through the `open` of the shell."""
+    (tmp_path / "log").write_text("mine")
+    outcome = cells(
+        f"path = {str(tmp_path / 'log')!r}\n%gpumem_predict -v r open(path, 'w').write('placeholder')\n"
+        "%gpumem_predict -q -v s torch.save([1], path)\nopen(path).read()"
+    )
+    assert (outcome.error, outcome.value) == (None, "mine")
+    assert cells["s"].unsaved == (str(tmp_path / "log"),)
+
+
 def test_an_interrupt_ends_it(cells):
     """Ctrl-C in the middle leaves everything as before."""
     cells("kept = []")

@@ -460,6 +460,32 @@ def test_names_and_settings_are_as_before(tmp_path, monkeypatch):
     assert "torch.cuda_virtual" not in set(sys.modules) - modules
 
 
+def test_files_are_as_before(tmp_path):
+    """A checkpoint is not replaced by placeholders; what is written can be read again meanwhile, and is gone then."""
+    checkpoint, log, fresh = tmp_path / "model.pt", tmp_path / "log.txt", tmp_path / "fresh.txt"
+    torch.save({"a": 1}, checkpoint)
+    log.write_text("one\n")
+
+    class Seen(Exception):
+        pass
+
+    def code(check):
+        torch.save(make(1).cuda().state_dict(), checkpoint)
+        with open(log, "a") as file:
+            file.write("two\n")
+        fresh.write_text("new")
+        if check:
+            raise Seen(log.read_text(), fresh.read_text(), torch.load(checkpoint))
+
+    assert predict(code, False).unsaved == (str(checkpoint),)
+    with pytest.raises(Seen) as raised:
+        predict(code, True)
+    assert raised.value.args == ("one\ntwo\n", "new", {"a": 1})
+    assert (log.read_text(), fresh.exists(), torch.load(checkpoint)) == ("one\n", False, {"a": 1})
+    with pytest.raises(FileNotFoundError):
+        predict(lambda: open(tmp_path / "none" / "x", "w"))
+
+
 def test_what_cannot_be_undone_is_said():
     """A generator that was advanced is named."""
     numbers = (n for n in range(3))
