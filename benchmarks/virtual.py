@@ -198,55 +198,59 @@ def seven_billion_measured() -> dict:
     }
 
 
-def cpu_work_measured() -> dict:
-    """Real CPU work with and without a virtual GPU in the session, in turns: the ratio of CPU times."""
+def cpu_works() -> dict:
+    """Return real CPU work of three kinds: functions without arguments, by name."""
     import torch
     from torch import nn
 
-    from jupyter_gpumem.virtual.session import start, stop
-
-    torch.set_num_threads(1)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.ReLU()) for _ in range(8)])
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def small() -> None:  # calls of Python and of the dispatcher dominate
+    def training_steps() -> None:  # calls of Python and of the dispatcher dominate
         for _ in range(60):
             model(torch.randn(8, 256)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    def factories() -> None:  # nothing but what is replaced
-        for _ in range(4000):
-            torch.zeros(4).to(torch.float64).device  # noqa: B018
-
-    def large() -> None:
+    def matrix_products() -> None:
         x = torch.randn(1024, 1024)
         for _ in range(6):
             x = torch.tanh(x @ x)
 
-    works = {"training_step": small, "matrix_products": large, "factories": factories}
-    for work in works.values():
-        work()
+    def replaced_functions() -> None:  # the worst case: nothing but what is replaced, on tiny tensors
+        for _ in range(4000):
+            torch.zeros(4).to(torch.float64).device  # noqa: B018
+
+    return {one.__name__: one for one in (training_steps, matrix_products, replaced_functions)}
+
+
+def cpu_work_measured() -> dict:
+    """Real CPU work with and without a virtual GPU in the session, in turns: the ratio of CPU times."""
+    import torch
+
+    from jupyter_gpumem.virtual.session import start, stop
+
+    torch.set_num_threads(1)
+    works = cpu_works()
     times: dict = {name: {"off": [], "on": []} for name in works}
-    for _ in range(9):
+    for _ in range(7):
         for state in ("off", "on"):
             if state == "on":
                 start("A100-80GB")
             for name, work in works.items():
-                work()
-                with Stopwatch() as watch:
-                    work()
-                times[name][state].append(watch.seconds)
+                times[name][state].append(cpu_seconds(work))
             if state == "on":
                 stop()
-    return {
-        name: {
-            "off": statistics.median(one["off"]),
-            "on": statistics.median(one["on"]),
-            "ratio": round(statistics.median(one["on"]) / statistics.median(one["off"]), 3),
-        }
-        for name, one in times.items()
-    }
+    medians = {name: {state: statistics.median(some) for state, some in one.items()} for name, one in times.items()}
+    return {name: one | {"ratio": round(one["on"] / one["off"], 3)} for name, one in medians.items()}
+
+
+def cpu_seconds(work) -> float:
+    """Return the CPU time of a run, after one that is not counted."""
+    work()
+    with Stopwatch() as watch:
+        work()
+    return watch.seconds
 
 
 MEASUREMENTS = {"gpt2": gpt2_measured, "seven_billion": seven_billion_measured, "cpu_work": cpu_work_measured}

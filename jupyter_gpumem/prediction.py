@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import devices
-from .errors import InvalidValueError, UnavailableError
 from .batches import Search
+from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 
 if TYPE_CHECKING:
@@ -208,9 +208,7 @@ def _forecast_as_on(
 
 
 def _uses(run: Run, code: Code) -> tuple[PredictedUse, ...]:
-    return tuple(
-        _use(run, index, code) for index, tape in enumerate(run.tapes) if tape.events or len(run.tapes) == 1
-    )
+    return tuple(_use(run, index, code) for index, tape in enumerate(run.tapes) if tape.events or len(run.tapes) == 1)
 
 
 def _use(run: Run, index: int, code: Code) -> PredictedUse:
@@ -293,7 +291,8 @@ def _plain(function: Any) -> Any:
         function = function.func
     function = inspect.unwrap(function)
     if not hasattr(function, "__code__") and not hasattr(function, "__func__"):
-        function = getattr(type(function), "forward", None) or getattr(type(function), "__call__", function)
+        kind = type(function)
+        function = getattr(kind, "forward", None) or kind.__call__
     return getattr(function, "__func__", function)
 
 

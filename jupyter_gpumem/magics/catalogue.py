@@ -170,9 +170,9 @@ GPUMEM_PREDICT = Magic(
     Options(
         "gpumem_predict",
         "Say what code would need on a GPU and on which cards it would fit, without a GPU and without a trace.\n"
-        "It runs on a virtual GPU as if the memory had no end: nothing is computed, what it prints is shown only if it\n"
-        "fails, and the notebook is as it was afterwards, and so are files written with open() or torch.save().\n"
-        "Shell commands, the network and what other libraries write are real.",
+        "It runs on a virtual GPU as if the memory had no end: nothing is computed, what it prints is shown only if\n"
+        "it fails, and the notebook and the files it writes with open() or torch.save() are as they were afterwards.\n"
+        "Shell commands, the network and files that other libraries write are real.",
         usage=("%gpumem_predict [options] STATEMENT", "%%gpumem_predict [options]"),
         statement=True,
         examples="examples:\n"

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from jupyter_gpumem.records import Prediction
+    from jupyter_gpumem.records import Record
 
     from .session import Session
 
 _BATCH = "_gpumem_batch"
 
 
-def line(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Prediction | None:
+def line(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Record | None:
     """Run `%gpumem_predict`: one statement."""
     __tracebackhide__ = True
     if not options.statement:
@@ -49,7 +49,7 @@ def cell(session: Session, options: argparse.Namespace, body: str) -> None:
 
 def _predicted(
     session: Session, options: argparse.Namespace, code: str, local_ns: dict[str, Any] | None, *, above: int
-) -> Any:
+) -> Record | None:
     __tracebackhide__ = True
     shell = session.shell
     namespace: dict[str, Any] = shell.user_ns
@@ -133,7 +133,7 @@ class _Batch:
 def _captured() -> Iterator[None]:
     """Show what the code prints and displays only if it fails: the numbers in it would be placeholders."""
     __tracebackhide__ = True
-    capture = capture_output()  # type: ignore[no-untyped-call]
+    capture: Any = capture_output()
     captured = capture.__enter__()
     try:
         yield

@@ -67,7 +67,9 @@ def _fits_sheet(prediction: Prediction) -> Sheet:
     )
     fitting = sum(fit.fits for fit in prediction.fits)
     count = len(prediction.fits)
-    heading = "Fits" if fitting == count == 1 else "Does not fit" if not fitting else f"Fits on {fitting} of {count} cards"
+    heading = (
+        "Fits" if fitting == count == 1 else "Does not fit" if not fitting else f"Fits on {fitting} of {count} cards"
+    )
     if count > 1 and not fitting:
         heading = f"Fits on none of {count} cards"
     return Sheet((heading,), tuple(columns), rows, tuple(_notes(prediction)))
@@ -119,8 +121,10 @@ def _notes(prediction: Prediction) -> list[str]:
 def _about_batch(batch: BatchSearch) -> list[str]:
     times = f"{batch.runs} of at most {batch.limit} runs" if batch.runs > 1 else "1 run"
     notes = [
-        f"{batch.name} is {batch.value:,} here; the largest was found by trying, in {times}, taking for granted that "
-        "a larger one needs no less."
+        (
+            f"{batch.name} is {batch.value:,} here; the largest was found by trying, in {times}, taking for granted "
+            "that a larger one needs no less."
+        )
     ]
     if batch.stopped is not None:
         notes.append(f"No larger {batch.name} was tried: {batch.stopped}.")

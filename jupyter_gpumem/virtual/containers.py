@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    _Way = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
 
 MOST = 200_000
 """So many objects are remembered."""
@@ -63,62 +65,55 @@ class Contents:
     def _walk(self, roots: Iterable[Any]) -> None:
         seen: set[int] = set()
         todo = list(roots)
-        arrays = _numpy("ndarray")
         while todo:
             item = todo.pop()
-            if isinstance(item, _LEFT_ALONE) or id(item) in seen:
-                continue
-            if isinstance(item, type) and item.__module__ != "__main__":
+            if id(item) in seen or _is_left_alone(item):
                 continue
             seen.add(id(item))
-            if isinstance(item, torch.Tensor):
-                self.tensors.append(item)
-            elif isinstance(item, arrays):
-                self.arrays.append(item)
-            if isinstance(item, types.GeneratorType):
-                self._generators.append((item, _place(item)))
-                continue
+            self._note(item)
             for read, write in _ways(item):
                 if len(self._kept) >= MOST:
                     self.complete = False
                     return
                 before = read(item)
                 self._kept.append((item, before, read, write))
-                if isinstance(before, dict):
-                    todo.extend(before.values())
-                elif isinstance(before, (list, tuple, set)):
-                    todo.extend(before)
-            if isinstance(item, tuple):
-                todo.extend(item)
-            elif isinstance(item, types.MethodType):
+                todo.extend(_held(before))
+            todo.extend(_held(item) if isinstance(item, tuple) else ())
+            if isinstance(item, types.MethodType):
                 todo.append(item.__self__)
 
+    def _note(self, item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            self.tensors.append(item)
+        elif isinstance(item, _numpy("ndarray")):
+            self.arrays.append(item)
+        elif isinstance(item, types.GeneratorType):
+            self._generators.append((item, _place(item)))
 
-def _ways(item: Any) -> list[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
-    """Return how what an object holds is read, as a copy, and written back."""
-    found: list[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = []
-    if isinstance(item, dict):
-        found.append((dict, _write_dict))
-    elif isinstance(item, (list, deque)):
-        found.append((list, _write_list))
-    elif isinstance(item, set):
-        found.append((set, _write_set))
-    elif isinstance(item, bytearray):
-        found.append((bytes, lambda owner, before: owner.__setitem__(slice(None), before)))
-    elif isinstance(item, types.FunctionType):
-        if item.__closure__:
-            found.append((_read_closure, _write_closure))
-    elif isinstance(item, random.Random):
-        found.append((lambda owner: owner.getstate(), lambda owner, before: owner.setstate(before)))
-    elif isinstance(item, torch.Generator):
-        found.append((lambda owner: owner.get_state(), lambda owner, before: owner.set_state(before)))
-    elif isinstance(item, _numpy("random", "Generator")):
-        found.append((lambda owner: pickle.dumps(owner.bit_generator.state), _write_numpy_generator))
-    elif isinstance(item, type):
-        found.append((_read_class, _write_class))
-    if type(getattr(item, "__dict__", None)) is dict and (isinstance(item, torch.Tensor) or _of_the_user(type(item))):
-        found.append((lambda owner: dict(vars(owner)), lambda owner, before: _write_dict(vars(owner), before)))
-    return found
+
+def _is_left_alone(item: Any) -> bool:
+    return isinstance(item, _LEFT_ALONE) or (isinstance(item, type) and item.__module__ != "__main__")
+
+
+def _held(before: Any) -> Iterable[Any]:
+    """Return the objects in what was read."""
+    if isinstance(before, dict):
+        return before.values()
+    return before if isinstance(before, (list, tuple, set)) else ()
+
+
+def _ways(item: Any) -> Iterator[_Way]:
+    """Yield how what an object holds is read, as a copy, and written back."""
+    for kinds, read, write in _KINDS:
+        if isinstance(item, kinds):
+            yield read, write
+            break
+    else:
+        if isinstance(item, _numpy("random", "Generator")):
+            yield _read_numpy_generator, _write_numpy_generator
+    kind: Any = type(item)
+    if type(getattr(item, "__dict__", None)) is dict and (isinstance(item, torch.Tensor) or _of_the_user(kind)):
+        yield _read_attributes, _write_attributes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,8 +137,9 @@ def _same(now: Any, before: Any) -> bool:
     if type(before) is list:
         return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if isinstance(before, torch.Tensor):
-        return torch.equal(now, before)
-    return bool(now == before)
+        return bool(torch.equal(now, before))
+    same: bool = now == before
+    return same
 
 
 def _write_dict(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
@@ -212,6 +208,10 @@ def _write_class(kind: type, before: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
+def _read_numpy_generator(generator: Any) -> bytes:
+    return pickle.dumps(generator.bit_generator.state)
+
+
 def _write_numpy_generator(generator: Any, before: bytes) -> None:
     generator.bit_generator.state = pickle.loads(before)  # noqa: S301 - written by ourselves, a moment ago
 
@@ -227,3 +227,27 @@ def _numpy(*names: str) -> Any:
 def _place(generator: types.GeneratorType[Any, Any, Any]) -> Any:
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
+
+
+def _read_attributes(owner: Any) -> dict[str, Any]:
+    return dict(vars(owner))
+
+
+def _write_attributes(owner: Any, before: dict[str, Any]) -> None:
+    _write_dict(vars(owner), before)
+
+
+def _write_bytes(owner: bytearray, before: bytes) -> None:
+    owner[:] = before
+
+
+_KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
+    (dict, dict, _write_dict),
+    ((list, deque), list, _write_list),
+    (set, set, _write_set),
+    (bytearray, bytes, _write_bytes),
+    (types.FunctionType, _read_closure, _write_closure),
+    (type, _read_class, _write_class),
+    (random.Random, random.Random.getstate, random.Random.setstate),
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+)

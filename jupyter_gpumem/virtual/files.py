@@ -1,4 +1,4 @@
-"""Files that code on trial writes: they go to a folder of their own, so that no checkpoint is replaced by placeholders."""
+"""Files that code on trial writes: they go elsewhere, so that no checkpoint is replaced by placeholders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Files:
         path = os.path.abspath(os.fsdecode(file))
         if path in self._written or not _WRITING & set(mode) or path.startswith(_DEVICES):
             return self._written.get(path, file)
-        if "x" in mode and os.path.exists(path) or not os.path.isdir(os.path.dirname(path)):
+        if ("x" in mode and os.path.exists(path)) or not os.path.isdir(os.path.dirname(path)):
             return file  # the error is that of the real place
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="gpumem-")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import session
-from .cards import Card
 from .files import Files
 from .memory import VirtualMemory
 from .parts import Parts, Tape
@@ -21,6 +20,8 @@ from .values import VirtualValueWarning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import CodeType
+
+    from .cards import Card
 
 _ENDLESS = 1 << 50
 

@@ -6,6 +6,7 @@ and get it back; only the values of CPU tensors and NumPy arrays are copied befo
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -252,9 +253,10 @@ def _alive() -> tuple[dict[int, torch.Tensor], list[Any]]:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> bool:
-    return type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer} or type(
-        tensor
-    ).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return (
+        type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+        or type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    )
 
 
 def _alike(tensor: torch.Tensor, alias: torch.Tensor) -> bool:
@@ -304,11 +306,13 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         found.append((numpy.get_state, numpy.set_state))
-    for backend, name in ((torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "deterministic")):
-        found.append(
-            (lambda b=backend, n=name: getattr(b, n), lambda value, b=backend, n=name: setattr(b, n, value))
-        )
-    return found
+    cudnn = torch.backends.cudnn
+    switches = ("benchmark", "deterministic")
+    return found + [(functools.partial(getattr, cudnn, name), _setter(cudnn, name)) for name in switches]
+
+
+def _setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)
 
 
 def _default_device() -> Any:

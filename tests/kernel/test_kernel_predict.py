@@ -104,7 +104,7 @@ def test_validation_without_no_grad(kernel):
 def test_an_interrupt(kernel):
     """Ctrl-C in the middle of a step leaves a session that works."""
     request = kernel.send(
-        "%%gpumem_predict\nnet.cuda()\nimport signal, os\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(60)"
+        "%%gpumem_predict\nimport os, signal, time\nnet.cuda()\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)"
     )
     reply = kernel.wait(request)
     assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")

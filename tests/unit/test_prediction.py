@@ -282,7 +282,9 @@ def same(one, other):
 
 
 def trained():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 8))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 8)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(2):
         model(torch.randn(4, 8)).sum().backward()
@@ -483,7 +485,7 @@ def test_files_are_as_before(tmp_path):
     assert raised.value.args == ("one\ntwo\n", "new", {"a": 1})
     assert (log.read_text(), fresh.exists(), torch.load(checkpoint)) == ("one\n", False, {"a": 1})
     with pytest.raises(FileNotFoundError):
-        predict(lambda: open(tmp_path / "none" / "x", "w"))
+        predict((tmp_path / "none" / "x").write_text, "x")
 
 
 def test_what_cannot_be_undone_is_said():
@@ -508,7 +510,7 @@ def test_values_that_do_not_fit_into_host_memory_are_named(monkeypatch):
 
 
 def test_real_devices_are_stood_in_for():
-    """Tensors of a real device are virtual ones meanwhile, with their views, ties and gradients, and then themselves."""
+    """Tensors of a real device are virtual meanwhile, with their views, ties and gradients, and then themselves."""
     model = torch.nn.Linear(16, 16)
     model.tied = torch.nn.Linear(16, 16)
     model.tied.weight = model.weight
@@ -565,7 +567,7 @@ def test_beside_the_sessions_own_virtual_gpu():
         assert (torch.cuda.memory_stats(), torch.cuda.memory_snapshot(), len(gpu.notes)) == before
         assert torch.cuda.initial_seed() == seed
         assert index.tolist() == [1, 2, 3]
-        del x, square, index
+        x = square = index = None
         gc.collect()
         gpu.kernels.clear_workspaces()
         assert torch.cuda.memory_allocated() == 0
