@@ -3,7 +3,8 @@
     python benchmarks/calibrate.py measure RAW.json           on a machine with a GPU, about a minute
     python benchmarks/calibrate.py fit RAW.json --table jupyter_gpumem/virtual/kernels.json
 
-The first writes what was seen, the second the formulas that explain it (`kernel_fit.py`).
+The first writes what was seen; the second says how many of the calls are as the formulas in
+`jupyter_gpumem/virtual/temporaries.py` say, and writes a table of the convolutions that are not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
     command = commands.add_parser("fit")
     command.add_argument("raw", type=Path)
     command.add_argument("--calls", type=Path, nargs="*", default=[], help="operator logs of cases, as further samples")
-    command.add_argument("--table", type=Path, help="where to write the formulas; by default they are only printed")
+    command.add_argument("--table", type=Path, help="where to write the convolutions")
     command.set_defaults(function=fitted)
     options = parser.parse_args()
     options.function(options)
@@ -63,18 +64,19 @@ def measure(options) -> None:
 def fitted(options) -> None:
     from dataclasses import asdict
 
-    from kernel_fit import fit
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernel_fit import check, convolution_table
     from operator_log import read_calls
 
     raw = json.loads(options.raw.read_text())
     calls = raw["calls"]
     for path in options.calls:
         calls += [asdict(call) | {"events": call.events[call.between :]} for call in read_calls(path)]
-    table, report = fit(calls)
-    print("\n".join(report))
+    print("\n".join(check(calls)))
     if options.table:
         measured = {key: raw[key] for key in ("date", "device", "versions", "command")}
-        options.table.write_text(json.dumps({"measured": measured, "operators": table}, indent=1) + "\n")
+        table = {"measured": measured, "convolutions": convolution_table(calls)}
+        options.table.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def measured_operators() -> tuple[list[dict], list[str]]:

@@ -1,135 +1,126 @@
-"""Formulas for what kernels take while they run, from the events of measured calls.
-
-A temporary is a block that a call asked for and gave back itself. Its size is explained by one operand:
-`fixed + elements * (bytes + items * item size)`, in the terms of `jupyter_gpumem/virtual/kernels.json`. What no formula
-explains is reported, with examples, and left out of the table.
-"""
+"""How well formulas say what kernels take, call by call, and a table of the convolutions that they do not say."""
 
 from __future__ import annotations
 
-import math
+import ast
 import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import defaultdict
 
-_TENSOR = re.compile(r"\b(bf|f|i|u|c|b)(\d*)\[([\d,]*)\](?:/[\d,]+)?(?![\w@])")
+import torch
+
+from jupyter_gpumem.virtual import convolutions
+from jupyter_gpumem.virtual.cards import parse_cards
+from jupyter_gpumem.virtual.temporaries import KERNELS, Result
+
+_TENSOR = re.compile(r"^(bf|f|i|u|c|b)(\d*)\[([\d,]*)\](?:/([\d,]+))?$")
+_LIST = re.compile(r"\w+\[[\d,]*\](?:/\d+(?:,\d+)*(?!\[))?")
 _NAMES = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
-_SLACK = 512  # libraries round what they ask for
-_TOLERANCE = 0.002
+_SLACK, _TOLERANCE = 4096, 0.003
+_WORTH = 64 * 1024
+_CARD = parse_cards("H200")[0]
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that a call was given or returned: elements, bytes of one, and the type's name."""
+def value(text: str):
+    """Return an argument from its text in a log: tensors on the meta device."""
+    if match := _TENSOR.match(text):
+        kind, bits, sizes, strides = match.groups()
+        size = [int(one) for one in sizes.split(",") if one]
+        dtype = getattr(torch, _NAMES[kind] + bits)
+        if strides:
+            return torch.empty_strided(size, [int(one) for one in strides.split(",")], dtype=dtype, device="meta")
+        return torch.empty(size, dtype=dtype, device="meta")
+    if " tensors(" in text:
+        return [value(one) for one in _LIST.findall(text.split(": ", 1)[1])]
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
-    count: int
-    itemsize: int
-    dtype: str
+
+def peak(events: list[int]) -> int:
+    """Return the most bytes at once, in blocks of 512."""
+    now = most = 0
+    for event in events:
+        now += (abs(event) + 511) // 512 * 512 * (1 if event > 0 else -1)
+        most = max(most, now)
+    return most
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One measured temporary, with the operands it may be explained by."""
+def said(name: str, args: list, outs: list) -> list[int]:
+    """Return the events that the formulas say, results among them."""
+    results = [Result(tuple(o.shape), o.stride(), o.dtype) if isinstance(o, torch.Tensor) else None for o in outs]
+    sizes = [o.untyped_storage().nbytes() if isinstance(o, torch.Tensor) else 0 for o in outs]
+    steps = KERNELS[name](_CARD, args, results)
+    first = len(sizes) - steps.count(None)
+    later = iter(sizes[first:])
+    return [*sizes[:first], *(next(later) if step is None else step for step in steps)]
 
-    size: int
-    operands: dict[str, Operand]
-    text: str
 
-
-def fit(calls: list[dict]) -> tuple[dict[str, list[dict]], list[str]]:
-    """Return `{operator: terms}` and a line for each operator that has temporaries, explained or not.
-
-    Args:
-        calls: objects with the operator, its arguments and results in short, and its events.
-    """
-    groups, without = defaultdict(list), Counter()
+def check(calls: list[dict]) -> list[str]:
+    """Return a line for each operator with a formula: calls, and how many are as the formula says."""
+    found = defaultdict(list)
     for call in calls:
         name = call["op"].split(".")[1]
-        found = temporaries(call["events"])
-        if not found:
-            without[name] += 1
-        operands = operands_of(call)
-        for place, size in enumerate(found):
-            first = next(iter(operands.values()), None)
-            dtype = first.dtype if first else ""
-            text = f"{call['op']}({', '.join(call['args'])[:150]}) {call['events']}"
-            groups[name, place, dtype].append(Sample(size, operands, text))
-    table, report = defaultdict(list), []
-    for (name, place, dtype), samples in sorted(groups.items()):
-        term = explained(samples)
-        head = f"{name} #{place} {dtype}: {len(samples)} samples, {without[name]} calls of the operator without any"
-        if term is None:
-            sizes = sorted(samples, key=lambda s: s.size)
-            report.append(f"{head}: NOT EXPLAINED\n    {sizes[0].size:,} in {sizes[0].text}")
-            report.append(f"    {sizes[-1].size:,} in {sizes[-1].text}")
-            continue
-        report.append(f"{head}: {term}")
-        table[name].append((place, term, dtype))
-    return {name: merged(terms) for name, terms in table.items()}, report
+        if name in KERNELS:
+            args, outs = values(call)
+            if any(isinstance(arg, torch.Tensor) and arg.numel() for arg in args):
+                real, formula = peak(call["events"]), peak(said(name, args, outs))
+                found[name].append(abs(real - formula) <= max(_SLACK, _TOLERANCE * real))
+    return [f"{name}: {sum(right)} of {len(right)} calls as said" for name, right in sorted(found.items())]
 
 
-def temporaries(events: list[int]) -> list[int]:
-    """Return the sizes of blocks that were both asked for and given back, in the order they were asked for."""
-    open_blocks, found = [], []
-    for place, event in enumerate(events):
+def values(call: dict) -> tuple[list, list]:
+    args = [value(text) for text in call["args"] if not re.match(r"^\w+=", text)]
+    outs = [value(text) for text in call["outs"]]
+    return args, outs[0] if len(outs) == 1 and isinstance(outs[0], list) else outs
+
+
+_DEFAULTS = [None, [1, 1], [0, 0], [1, 1], 1]
+
+
+def convolution_table(calls: list[dict]) -> dict[str, list[int]]:
+    """Return the workspaces of the measured convolutions where they are not what the formulas say."""
+    table = {}
+    for call in calls:
+        name = call["op"].split(".")[1]
+        args, outs = values(call)
+        if name in {"conv1d", "conv2d"}:
+            x, w, _, step, padding, spread, groups = [*args, *_DEFAULTS[len(args) - 2 :]]
+            args, name = [x, w, None, step, padding, spread, False, [0], groups], "convolution"
+        if name == "convolution":
+            real = [size for sizes in temporaries(call["events"]) for size in sizes]
+            formula = convolutions.forward_formula(args, outs)
+            key = convolutions.key("forward", args[0], args[1], args[3:9])
+            if abs(sum(real) - sum(formula)) > _WORTH:
+                table[key] = real
+        elif name == "convolution_backward" and args[10][0] and args[10][1]:
+            around = temporaries(call["events"])
+            real = [max(sizes, default=0) for sizes in around[1:3]]
+            formula = convolutions.backward_formula(_CARD, args)
+            key = convolutions.key("backward", args[1], args[2], args[4:10])
+            if any(abs(a - b) > _WORTH for a, b in zip(real, formula, strict=True)):
+                table[key] = real
+        elif name == "convolution_backward" and args[10][1]:
+            real = max(temporaries(call["events"])[1], default=0)
+            key = convolutions.key("backward", args[1], args[2], args[4:10])
+            if abs(real - convolutions.backward_formula(_CARD, args)[1]) > _WORTH:
+                table.setdefault(key, [0, real])
+    return dict(sorted(table.items()))
+
+
+def temporaries(events: list[int]) -> list[list[int]]:
+    """Return the sizes of blocks that were asked for and given back: before the first that stays, after it, and so on."""
+    stays, back = [], list(events)
+    for event in events:
         if event > 0:
-            open_blocks.append((place, event))
-        else:
-            mine = next((block for block in reversed(open_blocks) if block[1] == -event), None)
-            if mine:
-                open_blocks.remove(mine)
-                found.append(mine)
-    return [size for _, size in sorted(found)]
-
-
-def operands_of(call: dict) -> dict[str, Operand]:
-    """Return the tensors of a call as `{"in0": ..., "out0": ...}`; long lists are left out, and what is on a CPU."""
-    given = [match for text in call["args"] for match in _TENSOR.finditer(text)]
-    returned = [match for text in call["outs"] for match in _TENSOR.finditer(text)]
-    sides = (("in", given), ("out", returned))
-    return {f"{side}{number}": operand(match) for side, found in sides for number, match in enumerate(found)}
-
-
-def operand(match: re.Match) -> Operand:
-    kind, bits, sizes = match.groups()
-    count = math.prod(int(size) for size in sizes.split(",") if size)
-    return Operand(count, int(bits) // 8 if bits else 1, _NAMES[kind] + bits)
-
-
-def explained(samples: list[Sample]) -> dict | None:
-    """Return the simplest term that holds for all samples, or `None`."""
-    smallest, largest = (pick(samples, key=lambda s: s.size) for pick in (min, max))
-    if largest.size - smallest.size <= _SLACK and len(samples) > 1:
-        return {"fixed": largest.size}
-    for name in largest.operands:
-        if not all(name in s.operands and s.operands[name].count for s in samples):
-            continue
-        ends = largest.operands[name], smallest.operands[name]
-        slope = (largest.size - smallest.size) / ((ends[0].count - ends[1].count) or math.inf)
-        fixed = round(largest.size - slope * ends[0].count)
-        for per_element, constant in ((largest.size / ends[0].count, 0), (slope, fixed)):
-            rounded = round(per_element * 16) / 16 or per_element
-            if all(near(s.size, constant + rounded * s.operands[name].count) for s in samples):
-                return {"operand": name, "bytes": rounded} | ({"fixed": constant} if constant else {})
-    return None
-
-
-def near(size: int, said: float) -> bool:
-    return abs(size - said) <= max(_SLACK, _TOLERANCE * size)
-
-
-def merged(terms: list[tuple[int, dict, str]]) -> list[dict]:
-    """Return an operator's terms, those that differ by type alone as one: in item sizes where that is what differs."""
-    by_place = defaultdict(list)
-    for place, term, dtype in terms:
-        by_place[place].append((term, dtype))
-    result = []
-    for found in by_place.values():
-        grouped = defaultdict(list)
-        for term, dtype in found:
-            grouped[tuple(sorted(term.items()))].append(dtype)
-        if len(grouped) == 1:
-            result.append({"operand": "in0"} | found[0][0])
-            continue
-        result += [{"operand": "in0"} | dict(items) | {"dtypes": sorted(dtypes)} for items, dtypes in grouped.items()]
-    return result
+            stays.append(-event not in back)
+            if not stays[-1]:
+                back.remove(-event)
+    found, kept = [[]], iter(stays)
+    for event in events:
+        if event > 0:
+            if next(kept):
+                found.append([])
+            else:
+                found[-1].append(event)
+    return [*found, [], [], []]

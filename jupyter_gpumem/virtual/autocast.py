@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .recurrent import Flatten
 from .storages import BACKEND
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Autocast:
                     rules.impl(name, rule(op), _KEY)
         for name, other in _NORMS.items():
             rules.impl(name, self._norm(operator(name), operator(other)), _KEY)
+        rules.impl("_cudnn_rnn", self._recurrent, _KEY)
         self._rename()
         return [through, rules]
 
@@ -114,6 +116,19 @@ class Autocast:
                 return op(*args, **kwargs)
 
         return kernel
+
+    def _recurrent(
+        self, data: torch.Tensor, weight: Any, stride: int, flat: Any, hx: Any, cx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            dtype = torch._C.get_autocast_dtype(BACKEND)
+            if any(one.dtype != dtype for one in weight):
+                weight, flat = list(Flatten.apply(dtype, *weight)), None
+                storage = weight[0].untyped_storage()
+                count = storage.nbytes() // weight[0].dtype.itemsize
+                flat = weight[0].detach().as_strided((count,), (1,), 0)
+            data, hx, cx = self._cast([data, hx, cx], dtype)
+            return torch.ops.aten._cudnn_rnn(data, weight, stride, flat, hx, cx, *args, **kwargs)
 
     @staticmethod
     def _norm(op: Any, with_dtype: Any) -> Callable[..., Any]:

@@ -1,13 +1,17 @@
 """What cuDNN's convolutions need while they run.
 
 Its fast kernels want channels last. For tensors in the usual layout the workspace holds copies of input, output and
-weight in that layout; for weight gradients partial results as well, of the blocks that share the work. Measured on an
-H200 with cuDNN 9.19, for the kernels that its heuristics choose; `benchmarks/results/kernels-h200.json` has the calls.
+weight in that layout; for weight gradients partial results as well, of the blocks that share the work. The formulas
+are what was seen on an H200 with cuDNN 9.19 for the kernels that its heuristics choose
+(`benchmarks/results/kernels-h200.json` has the calls); shapes that were measured and are otherwise are in a table.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,47 +27,81 @@ if TYPE_CHECKING:
 
 _ALIGNED, _ALIGNED_FLOAT, _FEW = 8, 4, 4  # channels that kernels read at once, and that are too few for that
 _TILE = 128
-_MOST_PARTIAL = 8 * 1024**2
+_MEASURED = (9, 0)  # compute capability of the card that was measured
+_MOST_PICTURES = 40 * 1024**2  # bytes up to which there is a partial result for each picture
+_LARGE, _LARGE_HALF = 1 << 20, 1 << 19  # elements of a weight from which products go by copies, too
 _PARTIAL = 4
 
 
-def forward(_card: Card, args: Any, results: list[Any]) -> list[int | None]:
+def key(kind: str, x: torch.Tensor, w: torch.Tensor, options: Sequence[Any]) -> str:
+    """Return what a measured convolution is called in the table.
+
+    Args:
+        kind: `forward` or `backward`.
+        x: the input.
+        w: the weight.
+        options: stride, padding, dilation, whether it is transposed, output padding and groups.
+    """
+    sizes = "x".join(map(str, x.shape)), "x".join(map(str, w.shape))
+    layout = "last" if channels_last(x, w) else "first"
+    step, padding, spread, transposed, _, groups = options
+    numbers = ["".join(map(str, sorted(set(given)))) for given in (step, padding, spread)]
+    dtype = str(x.dtype).removeprefix("torch.")
+    return " ".join([kind, dtype, layout, *sizes, *numbers, str(int(transposed)), str(groups)])
+
+
+@functools.cache
+def measured() -> dict[str, list[int]]:
+    """Return the workspaces of the convolutions that were measured and are not as the formulas say: `kernels.json`."""
+    text = resources.files(__package__).joinpath("kernels.json").read_text(encoding="utf-8")
+    found: dict[str, list[int]] = json.loads(text)["convolutions"]
+    return found
+
+
+def forward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
     """Return what `aten::convolution` needs."""
+    if card.capability == _MEASURED:
+        found = measured().get(key("forward", args[0], args[1], args[3:9]))
+        if found is not None:
+            return list(found)
+    return forward_formula(args, results)
+
+
+def forward_formula(args: Any, results: list[Any]) -> list[int | None]:
+    """Return the same for a convolution that was not measured."""
     x, w, step, spread, groups = args[0], args[1], args[3], args[5], args[8]
     if _depthwise(w, groups):
         return []
-    if _last(x, w):
+    if channels_last(x, w):
         size = _padded(x, w) if w.size(1) < _FEW and max(w.shape[2:]) > 3 else 0
         size += 0 if w.is_contiguous(memory_format=torch.channels_last) else _bytes(w)
-    elif _pointwise(w, step) or _direct(x, w, step):
+    elif (_product(x, w, step) and not _large(x, w)) or _direct(x, w, step):
         size = 0
+    elif max(w.shape[2:]) == 1:
+        size = _bytes(x) + _bytes(results[0])
     else:
         size = _copies(x, w)
-        half = x.dtype != torch.float32
-        if half or not (max(spread) > 1 or max(w.shape[2:]) == 1):
+        if x.dtype != torch.float32 or max(spread) <= 8:
             size += _bytes(results[0])
     return [size] if size else []
 
 
 def backward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
     """Return what `aten::convolution_backward` needs: for the input's gradient, then the weight's and the bias'."""
-    g, x, w, step, groups, mask = args[0], args[1], args[2], args[4], args[9], args[10]
-    last = _last(x, w)
+    g, x, w, mask = args[0], args[1], args[2], args[10]
+    last = channels_last(x, w)
     events: list[int | None] = []
     if w.dim() > 3 and not g.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format):
         events.append(_bytes(g))
-    whole = 0
-    if not _depthwise(w, groups) and not _direct(x, w, step):
-        whole = _copies(x, w) + _bytes(g) if not last else 0
-    alone = _pointwise(w, step) and g.size(1) % 4 == 0
+    data, weight = backward_formula(card, args)
+    if card.capability == _MEASURED:
+        data, weight = measured().get(key("backward", x, w, args[4:10]), (data, weight))
     events.append(None)
-    if mask[0] and whole and not alone:
-        size = _bytes(g) + _bytes(w) if args[7] and _patches(w, step) else whole
-        events += [size, -size]
+    if mask[0] and data:
+        events += [data, -data]
     events.append(None)
-    if mask[1] and not _depthwise(w, groups):
-        size = _weight_gradient(card, g, x, w, whole, alone=alone and not last)
-        events += [size, -size] if size else []
+    if mask[1] and weight:
+        events += [weight, -weight]
     events.append(None)
     if mask[2] and results[2] is not None:
         stride = contiguous(g.size(), torch.channels_last if last else None)
@@ -72,15 +110,32 @@ def backward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
     return events
 
 
+def backward_formula(card: Card, args: Any) -> tuple[int, int]:
+    """Return the workspaces for the gradients of input and weight of a convolution that was not measured."""
+    g, x, w, step, groups = args[0], args[1], args[2], args[4], args[9]
+    last = channels_last(x, w)
+    if _depthwise(w, groups):
+        return 0, 0
+    alone = not last and _product(x, w, step)
+    whole = 0 if last or _direct(x, w, step) else _copies(x, w) + _bytes(g)
+    data = _bytes(g) + _bytes(w) if args[7] and _patches(w, step) and whole else whole
+    if alone and not _large(x, w):
+        data = 0
+    return data, _weight_gradient(card, g, x, w, whole, alone=alone)
+
+
 def _weight_gradient(
     card: Card, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, whole: int, *, alone: bool
 ) -> int:
     """Return the bytes for a weight's gradient: copies, and partial results."""
     single = w.numel() * _PARTIAL
     few = w.size(1) < _FEW
-    if alone:
-        # One result for each picture, if rows of a picture can be read at once.
-        return single * x.size(0) if math.prod(x.shape[2:]) % 4 == 0 else _bytes(x) + _bytes(g)
+    if math.prod(w.shape[2:]) == 1 and whole:
+        pictures = single * x.size(0)
+        if alone and pictures <= _MOST_PICTURES:
+            return pictures
+        if _large(x, w):
+            return _bytes(x) + _bytes(g)
     if few and (x.dtype == torch.float32 and not whole):
         return 0
     window = math.prod(w.shape[2:])
@@ -92,7 +147,7 @@ def _weight_gradient(
     else:
         tiles *= math.ceil(w.size(1) / _TILE) * window
     splits = card.multiprocessors // tiles
-    return whole + (min(single * splits, _MOST_PARTIAL) if splits > 1 else 0)
+    return whole + (single * splits if splits > 1 else 0)
 
 
 def _direct(x: torch.Tensor, w: torch.Tensor, step: Sequence[int]) -> bool:
@@ -114,7 +169,7 @@ def _padded(x: torch.Tensor, w: torch.Tensor) -> int:
     return copies if w.size(1) >= _FEW else copies * aligned // w.size(1)
 
 
-def _last(x: torch.Tensor, w: torch.Tensor) -> bool:
+def channels_last(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether PyTorch does it with channels last."""
     return w.dim() == 4 and (_channels_last(x) or _channels_last(w))
 
@@ -123,9 +178,14 @@ def _depthwise(w: torch.Tensor, groups: int) -> bool:
     return groups > 1 and w.size(1) == 1
 
 
-def _pointwise(w: torch.Tensor, step: Sequence[int]) -> bool:
-    """Whether it is a product of matrices, in any layout."""
-    return all(size == 1 for size in (*w.shape[2:], *step))
+def _product(x: torch.Tensor, w: torch.Tensor, step: Sequence[int]) -> bool:
+    """Whether it is a product of matrices for each picture."""
+    aligned = x.dtype != torch.float32 or w.size(0) % 4 == 0
+    return aligned and all(size == 1 for size in (*w.shape[2:], *step))
+
+
+def _large(x: torch.Tensor, w: torch.Tensor) -> bool:
+    return w.numel() >= (_LARGE if x.dtype == torch.float32 else _LARGE_HALF)
 
 
 def _patches(w: torch.Tensor, step: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import known
+from . import known, shapes
 from .operators import MANY_DEVICES, OWN_KERNELS
 from .storages import BACKEND, NATIVE, contiguous, new_tensor, resize
 
@@ -186,19 +186,19 @@ class Dispatcher:
             key = (key, tuple(kwargs), _key(kwargs.values(), tensors))
         index = _card(signature, tensors, kwargs)
         if signature.fresh:
-            shapes = self._infer((op, key), op, args, kwargs)
+            sizes = self._infer((op, key), op, args, kwargs)
         else:
             if signature.out and any(not kwargs[name].numel() for name in signature.out if name in kwargs):
                 self._resize_out((op, key), op, args, kwargs)
-            shapes = [_NEW] * len(signature.results)  # none is made
+            sizes = [_NEW] * len(signature.results)  # none is made
         results = []
 
         def make() -> None:
             at = len(results)
             where = signature.results[at]
-            results.append(self._allocate(shapes[at], index) if where is _NEW else _argument(where, args, kwargs))
+            results.append(self._allocate(sizes[at], index) if where is _NEW else _argument(where, args, kwargs))
 
-        self.kernels.launch(signature.name, index, tensors, shapes, args, make)
+        self.kernels.launch(signature.name, index, sizes, args, make)
         self._follow(op, signature, args, kwargs, results)
         if len(results) == 1:
             return results[0]
@@ -234,8 +234,13 @@ class Dispatcher:
     def _meta(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return the results of the meta kernel."""
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch():
-            found = op(*_on_meta(args), **_on_meta_named(kwargs))
-        return found if isinstance(found, tuple) else (found,)
+            try:
+                found = op(*_on_meta(args), **_on_meta_named(kwargs))
+            except NotImplementedError:
+                found = shapes.without_meta(op, args, kwargs)
+        found = found if isinstance(found, tuple) else (found,)
+        layout = shapes.LAYOUTS.get(op)
+        return layout(args, found) if layout else found
 
     def _resize_out(self, key: Any, op: Any, args: Any, kwargs: Any) -> None:
         found = self._infer(key, op, args, kwargs)

@@ -6,15 +6,11 @@ table measured on a GPU; workspaces are taken at the first product on each strea
 
 from __future__ import annotations
 
-import functools
-import json
-from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .operators import PRODUCTS, WITH_BIAS
+from .operators import LAYERS, PRODUCTS, WITH_BIAS
 from .temporaries import KERNELS, Result
 
 if TYPE_CHECKING:
@@ -23,41 +19,7 @@ if TYPE_CHECKING:
     from .memory import VirtualMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Temporary:
-    """One allocation inside a kernel: `fixed + elements * (bytes + items * item size)` of one operand.
-
-    Attributes:
-        operand: which of the tensors given, from 0.
-        items, bytes, fixed: multiples of the operand's item size and of a byte per element, and bytes without any.
-        dtypes: names of the operand's types that it holds for; empty for all.
-    """
-
-    operand: int = 0
-    items: float = 0.0
-    bytes: float = 0.0
-    fixed: int = 0
-    dtypes: tuple[str, ...] = ()
-
-    def size(self, given: list[torch.Tensor]) -> int:
-        """Return the bytes; 0 where the formula does not hold."""
-        if self.operand >= len(given):
-            return 0
-        tensor = given[self.operand]
-        count: int = tensor.numel()
-        if not count or (self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes):
-            return 0
-        return self.fixed + round(count * (self.bytes + self.items * int(tensor.dtype.itemsize)))
-
-
-@functools.cache
-def table() -> dict[str, tuple[Temporary, ...]]:
-    """Return the temporaries of every operator that has some, from `kernels.json`."""
-    text = resources.files(__package__).joinpath("kernels.json").read_text(encoding="utf-8")
-    return {
-        name: tuple(Temporary(**{**term, "dtypes": tuple(term.get("dtypes", ()))}) for term in terms)
-        for name, terms in json.loads(text)["operators"].items()
-    }
+_RANDOM_STATE = 24  # bytes of a thread's
 
 
 class Kernels:
@@ -70,13 +32,11 @@ class Kernels:
     def __init__(self, memory: VirtualMemory) -> None:
         self.memory = memory
         self.workspaces: dict[tuple[str, int, int, bool], int] = {}
-        self._temporaries = table()
 
     def launch(
         self,
         name: str,
         index: int,
-        given: list[torch.Tensor],
         shapes: Sequence[Any],
         args: Any,
         make: Callable[[], None],
@@ -86,7 +46,6 @@ class Kernels:
         Args:
             name: the operator, without name space and overload.
             index: the card it runs on.
-            given: its tensors, those in lists as well.
             shapes: sizes, strides and type of each result.
             args: its arguments.
             make: makes the next result.
@@ -94,18 +53,25 @@ class Kernels:
         Raises:
             torch.OutOfMemoryError: the card is full.
         """
-        if name in PRODUCTS:
-            self._workspace(name, index, args)
         kernel = KERNELS.get(name)
+        steps: list[int | None] = []
         if kernel is not None:
             results = [Result(*one) if type(one) is tuple else None for one in shapes]
             steps = kernel(self.memory.cards[index], args, results)
-        else:
-            steps = [size for term in self._temporaries.get(name, ()) if (size := term.size(given))]
         for _ in range(len(shapes) - steps.count(None)):
             make()
+        if name in PRODUCTS:
+            self._workspace(name, index, args)
         if steps:
             self.memory.scratch(index, steps, make)
+
+    def dropout_state(self, index: int) -> None:
+        """Take cuDNN's state of random numbers, one for each thread of the card; it is kept."""
+        card = self.memory.cards[index]
+        key = ("cuDNN", index, 0, False)
+        if key not in self.workspaces:
+            self.memory.scratch(index, [8])
+            self.workspaces[key] = self.memory.allocate(index, card.multiprocessors * card.threads * _RANDOM_STATE)
 
     def clear_workspaces(self) -> None:
         """Give the workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""
@@ -116,7 +82,7 @@ class Kernels:
     def _workspace(self, name: str, index: int, args: Any) -> None:
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
-        if name in WITH_BIAS and args[0].dim() == 1:
+        if name in WITH_BIAS and args[0].dim() == 1 or name in LAYERS:
             self._take("cuBLASLt", index, card.cublaslt)
 
     def _take(self, library: str, index: int, size: int) -> None:

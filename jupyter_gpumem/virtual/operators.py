@@ -51,7 +51,10 @@ MANY_DEVICES = frozenset(
 )
 """Operators whose arguments may be on different devices."""
 
-PRODUCTS = frozenset(
+LAYERS = frozenset({"_transformer_encoder_layer_fwd", "_native_multi_head_attention"})
+"""Whole layers with products in them, some with a bias."""
+
+PRODUCTS = LAYERS | frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "_int_mm", "_addmm_activation"}
 )
 """Operators that cuBLAS does, with a workspace."""

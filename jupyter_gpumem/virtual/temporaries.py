@@ -193,16 +193,20 @@ def _efficient_attention_backward(_card: Card, args: Any, _results: list[Any]) -
     return events
 
 
-def _layer_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _layer_norm_backward(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     grad, x, shape = args[0], args[1], args[2]
     copied = [_bytes(one) for one in (grad, x) if not one.is_contiguous()]
     width = math.prod(shape)
     rows = x.numel() // max(1, width)
-    if width >= 256 or rows < 64 * 1024 or not args[7][1]:
+    if rows <= 64 * 1024 or width // 32 >= card.multiprocessors // 2 or not args[7][1]:
         return copied
-    # Narrow rows: the gradients of weight and bias come from partial sums, one after the other.
-    partial = math.ceil(rows / 64) * width * _FLOAT
-    return [*copied, partial, -partial, partial, -partial]
+    # Many narrow rows: sums of 32 of them each, and then the sum of those, for weight and bias.
+    parts = -(-rows // 32)
+    part, whole = parts * width * _FLOAT, width * _FLOAT
+    size = (parts, width)
+    last = reductions.temporaries(size, (width, 1), (0,), _FLOAT, card.multiprocessors, card.threads)
+    one = [whole, *last, *(-size for size in reversed(last)), -whole]
+    return [*copied, part, part, *one, *one]
 
 
 def _group_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
@@ -214,6 +218,21 @@ def _group_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[in
 def _group_norm(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     size = args[0].size(0) * args[0].size(1) * _FLOAT
     return [size, size]
+
+
+def _encoder_layer(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+    """Return what a whole encoder layer for inference takes, one step after the other."""
+    x, first = args[0], args[15 - 1]
+    rows = x.numel() // x.size(-1)
+    size, inner = _bytes(x), rows * first.size(0) * int(x.dtype.itemsize)
+    norm = rows * _FLOAT
+    stats = [norm, norm, -norm, -norm]
+    return [
+        *(3 * size, size, size, -size, -3 * size),
+        *(size, *stats, -size),
+        *(inner, size, -inner),
+        *(None, *stats, -size, -size),
+    ]
 
 
 def _roll(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
@@ -253,6 +272,7 @@ KERNELS: dict[str, Kernel] = {
     "_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
     "_softmax": _contiguous(0),
     "_softmax_backward_data": _whole(1),
+    "_transformer_encoder_layer_fwd": _encoder_layer,
     "all": _along(0),
     "amax": _extremum,
     "amin": _extremum,
