@@ -15,57 +15,97 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from .comparison import WhatIf, whatif
-    from .errors import DeviceNotFoundError, GpumemError, InvalidValueError, RecordingError, UnavailableError
+    from .control.auditing import audit
+    from .control.capping import limit
+    from .control.configuration import allocator_config
+    from .control.monitoring import monitor
+    from .control.reservation import reserve
+    from .control.returning import empty_cache
+    from .errors import (
+        DeviceNotFoundError,
+        GpumemError,
+        InvalidValueError,
+        RecordingError,
+        SettingsRefusedError,
+        ShortOfMemoryError,
+        UnavailableError,
+    )
     from .measurement import Measure, measure
     from .overview import status
     from .prediction import predict
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import Measurement, Prediction, Status
+    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AllocatorConfig": "records",
+    "Audit": "records",
     "DeviceNotFoundError": "errors",
+    "Emptied": "records",
     "GpumemError": "errors",
     "InvalidValueError": "errors",
+    "Limits": "records",
     "Measure": "measurement",
     "Measurement": "records",
     "Prediction": "records",
     "Recording": "recording",
     "RecordingError": "errors",
+    "Reservation": "records",
+    "SettingsRefusedError": "errors",
+    "ShortOfMemoryError": "errors",
     "Status": "records",
     "Tracker": "tracker",
     "UnavailableError": "errors",
     "WhatIf": "comparison",
+    "allocator_config": "control.configuration",
+    "audit": "control.auditing",
+    "empty_cache": "control.returning",
+    "limit": "control.capping",
     "measure": "measurement",
+    "monitor": "control.monitoring",
     "predict": "prediction",
     "read_recording": "recording",
     "record": "recorder",
+    "reserve": "control.reservation",
     "status": "overview",
     "virtual_gpu": "virtual.session",
     "whatif": "comparison",
 }
 
 __all__ = [
+    "AllocatorConfig",
+    "Audit",
     "DeviceNotFoundError",
+    "Emptied",
     "GpumemError",
     "InvalidValueError",
+    "Limits",
     "Measure",
     "Measurement",
     "Prediction",
     "Recording",
     "RecordingError",
+    "Reservation",
+    "SettingsRefusedError",
+    "ShortOfMemoryError",
     "Status",
     "Tracker",
     "UnavailableError",
     "WhatIf",
+    "allocator_config",
+    "audit",
+    "empty_cache",
+    "limit",
     "measure",
+    "monitor",
     "predict",
     "read_recording",
     "record",
+    "reserve",
     "status",
     "virtual_gpu",
     "whatif",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .allocator.keys import is_known_to
 from .allocator.settings import AllocatorSettings, warnings
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
     from .allocator.replay import Replay
 
-_LARGE_SEGMENT_SINCE = (2, 11)
 
 _LITTLE = 0.01
 """A share of the reserved peak that is not worth another setting."""
@@ -81,7 +81,7 @@ class Search:
         self._known = {recorded}
         # What the user set besides stays as it is: it is not what is being tried.
         self._base = AllocatorSettings(others=recorded.others)
-        self._large = _version(torch) >= _LARGE_SEGMENT_SINCE
+        self._large = is_known_to("large_segment_size_mb", torch if isinstance(torch, str) else "")
 
     def sensible(self) -> list[AllocatorSettings]:
         """Return what is worth trying anywhere."""
@@ -108,11 +108,3 @@ class Search:
             found = [choice for choice in found if choice.large_segment_size == self._base.large_segment_size]
         self._known.update(found)
         return found
-
-
-def _version(text: Any) -> tuple[int, ...]:
-    """Return a version as numbers to compare; an unknown one counts as the newest."""
-    if not isinstance(text, str):
-        return (1 << 30,)
-    parts = text.split("+")[0].split(".")[:2]
-    return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)

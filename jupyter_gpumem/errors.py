@@ -26,3 +26,11 @@ class RecordingError(GpumemError):
 
 class UnsafeSettingsError(GpumemError):
     """Allocator settings were changed in a way that would make PyTorch free memory under live tensors."""
+
+
+class SettingsRefusedError(GpumemError):
+    """A change of the allocator settings was refused, by us or by PyTorch; what was in force still is."""
+
+
+class ShortOfMemoryError(GpumemError):
+    """Memory could not be put aside: the card, or this process's cap, has too little left."""

@@ -5,10 +5,9 @@ Segments come in PyTorch's snapshot format (`torch.cuda.memory_snapshot()`): dic
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from .records import Fragmentation
+from .records import Fragmentation, Pin, PoolAudit
 from .units import MiB
 
 if TYPE_CHECKING:
@@ -21,6 +20,46 @@ LARGE_PAGE = 20 * MiB
 _DEFAULT_POOL = (0, 0)
 
 
+class _Pile:
+    """What the segments of one pool, size class and stream hold: these never serve each other's requests."""
+
+    def __init__(self, pool_id: tuple[int, int], kind: str, stream: int) -> None:
+        self.pool_id, self.kind, self.stream = pool_id, kind, stream
+        self.reserved = self.allocated = self.returnable = self.segments = self.blocks = 0
+        self.free: list[int] = []
+        self.grows = False
+
+    def add(self, segment: dict[str, Any], large_page: int) -> None:
+        """Count one more segment."""
+        self.segments += 1
+        self.reserved += segment["total_size"]
+        self.blocks += len(segment["blocks"])
+        free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        self.free += free
+        self.allocated += sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
+        self.returnable += returnable_in(segment, large_page)
+        self.grows = self.grows or (bool(free) and segment.get("is_expandable", False))
+
+    @property
+    def private(self) -> bool:
+        """Whether only the pool's owner can use it, or give it back."""
+        return self.pool_id != _DEFAULT_POOL
+
+    def external(self, device_free: int) -> float | None:
+        """Return 1 - largest free block / free bytes."""
+        return _external([self], device_free)
+
+
+def _piles(segments: Iterable[dict[str, Any]], large_page: int) -> list[_Pile]:
+    piles: dict[tuple[Any, ...], _Pile] = {}
+    for segment in segments:
+        key = pool_id_of(segment), segment["segment_type"], segment["stream"]
+        if key not in piles:
+            piles[key] = _Pile(*key)
+        piles[key].add(segment, large_page)
+    return list(piles.values())
+
+
 def fragmentation(
     segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE, device_free: int | None = None
 ) -> Fragmentation:
@@ -31,39 +70,98 @@ def fragmentation(
         large_page: page size in bytes of expandable segments of the large pool.
         device_free: bytes the driver has left; what an expandable segment could still grow by, when known.
     """
-    returnable = private = largest = count = blocks = 0
-    free: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    growable: set[tuple[Any, ...]] = set()
-    for segment in segments:
-        count += 1
-        pool_id = tuple(segment.get("segment_pool_id", _DEFAULT_POOL))
-        key = (pool_id, segment["segment_type"], segment["stream"])
-        expandable = segment.get("is_expandable", False)
-        for address, block in _placed(segment):
-            blocks += 1
-            if block["state"] != "inactive":
-                continue
-            if pool_id != _DEFAULT_POOL:
-                private += block["size"]
-                continue
-            free[key].append(block["size"])
-            largest = max(largest, block["size"])
-            if expandable:
-                growable.add(key)
-                page = SMALL_PAGE if segment["segment_type"] == "small" else large_page
-                returnable += _whole_pages(address - segment["address"], block["size"], page)
-        if not expandable and pool_id == _DEFAULT_POOL and _is_empty(segment):
-            returnable += segment["total_size"]
-    reserved_free = sum(map(sum, free.values()))
+    piles = _piles(segments, large_page)
+    common = [pile for pile in piles if not pile.private]
+    returnable = sum(pile.returnable for pile in common)
     return Fragmentation(
         returnable=returnable,
-        stranded=reserved_free - returnable,
-        private=private,
-        largest_free=largest,
-        external=_external(free, growable, device_free or 0),
-        segments=count,
-        blocks=blocks,
+        stranded=sum(sum(pile.free) for pile in common) - returnable,
+        private=sum(sum(pile.free) for pile in piles if pile.private),
+        largest_free=max((max(pile.free) for pile in common if pile.free), default=0),
+        external=_external(common, device_free or 0),
+        segments=sum(pile.segments for pile in piles),
+        blocks=sum(pile.blocks for pile in piles),
     )
+
+
+def pools(
+    segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE, device_free: int | None = None
+) -> tuple[PoolAudit, ...]:
+    """Return the same by pool, size class and stream, those that reserve most first."""
+    return tuple(
+        PoolAudit(
+            pool_id=pile.pool_id,
+            kind=pile.kind,
+            stream=pile.stream,
+            reserved=pile.reserved,
+            allocated=pile.allocated,
+            free=sum(pile.free),
+            largest_free=max(pile.free, default=0),
+            returnable=0 if pile.private else pile.returnable,
+            stranded=0 if pile.private else sum(pile.free) - pile.returnable,
+            external=pile.external(device_free or 0),
+            segments=pile.segments,
+        )
+        for pile in sorted(_piles(segments, large_page), key=lambda pile: -pile.reserved)
+    )
+
+
+def pins(segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE) -> tuple[Pin, ...]:
+    """Return the segments of the default pool that strand free bytes, those with most first."""
+    found = []
+    for segment in segments:
+        if pool_id_of(segment) != _DEFAULT_POOL:
+            continue
+        free = sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+        stranded = free - returnable_in(segment, large_page)
+        if stranded:
+            live = [block for block in segment["blocks"] if block["state"] != "inactive"]
+            largest = max(live, key=lambda block: block["size"], default=None)
+            site = None if largest is None else site_of(largest)
+            found.append(Pin(segment["address"], stranded, sum(block["size"] for block in live), len(live), site))
+    return tuple(sorted(found, key=lambda pin: -pin.stranded))
+
+
+def site_of(block: dict[str, Any]) -> str | None:
+    """Return where in the user's code a block was allocated (`train.py:12 in step`), or `None` if nobody recorded it.
+
+    That is the innermost Python frame outside of torch.
+    """
+    frames = [frame for frame in block.get("frames") or () if frame["filename"] not in {"", "??"}]
+    for frame in frames:
+        if "/torch/" not in frame["filename"].replace("\\", "/"):
+            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    return None
+
+
+def segment_at(segments: Iterable[dict[str, Any]], address: int) -> dict[str, Any] | None:
+    """Return the segment that an address lies in, or `None`."""
+    for segment in segments:
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return segment
+    return None
+
+
+def pool_id_of(segment: dict[str, Any]) -> tuple[int, int]:
+    """Return the id of a segment's pool: `(0, 0)` for the default one."""
+    return tuple(segment.get("segment_pool_id", _DEFAULT_POOL))
+
+
+def returnable_in(segment: dict[str, Any], large_page: int = LARGE_PAGE) -> int:
+    """Return the bytes of a segment that emptying the cache gives back, if its pool has no owner who forbids it."""
+    if not segment.get("is_expandable", False):
+        return segment["total_size"] if is_empty(segment) else 0
+    page = SMALL_PAGE if segment["segment_type"] == "small" else large_page
+    return sum(
+        _whole_pages(address - segment["address"], block["size"], page)
+        for address, block in _placed(segment)
+        if block["state"] == "inactive"
+    )
+
+
+def is_empty(segment: dict[str, Any]) -> bool:
+    """Whether nothing in a segment lives or waits for another stream."""
+    return all(block["state"] == "inactive" for block in segment["blocks"])
 
 
 def _placed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -74,21 +172,18 @@ def _placed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         address += block["size"]
 
 
-def _is_empty(segment: dict[str, Any]) -> bool:
-    return all(block["state"] == "inactive" for block in segment["blocks"])
-
-
 def _whole_pages(offset: int, size: int, page: int) -> int:
     """Return the bytes of the pages that lie completely inside a block: only those can be unmapped."""
     first, last = -(-offset // page), (offset + size) // page
     return max(0, last - first) * page
 
 
-def _external(free: dict[tuple[Any, ...], list[int]], growable: set[tuple[Any, ...]], device_free: int) -> float | None:
-    """Return 1 - largest / all free bytes, each summed over pools and streams, which never serve each other."""
+def _external(piles: Iterable[_Pile], device_free: int) -> float | None:
+    """Return 1 - largest / all free bytes, each summed over piles; expandable segments as what they can grow to."""
     largest = total = 0
-    for key, sizes in free.items():
-        grows = device_free if key in growable else 0
-        largest += max(sizes) + grows
-        total += sum(sizes) + grows
+    for pile in piles:
+        if pile.free:
+            grows = device_free if pile.grows else 0
+            largest += max(pile.free) + grows
+            total += sum(pile.free) + grows
     return 1 - largest / total if total else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import devices
 from .batches import Search
+from .control.environment import starting_settings
 from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 
@@ -178,7 +179,7 @@ def _forecast_as_on(
     __tracebackhide__ = True
     from .virtual.trial import Trials
 
-    with Trials(cards, code.reaches, code.function or code.file).open() as trials:
+    with Trials(cards, code.reaches, code.function or code.file, starting_settings()).open() as trials:
 
         def sample(batch: int | None) -> Run:
             __tracebackhide__ = True
@@ -245,10 +246,10 @@ def _fit_on(run: Run, index: int, card: Card, name: str, *, ran: bool) -> Fit:
 
     tape, there = run.tapes[index], run.cards[index]
     alike = (card.cublas, card.cublaslt) == (there.cublas, there.cublaslt)
-    reserved = run.reserved[index] if alike else replay_without_end(tape, card).reserved
+    reserved = run.reserved[index] if alike else replay_without_end(tape, card, run.settings).reserved
     if reserved <= card.total - card.context:
         return Fit(name, card.total, card.context, reserved, fits=True, retries=0, line=None, ran=ran)
-    found = replay(tape, card)
+    found = replay(tape, card, run.settings)
     failed = found.failed
     line = None if failed is None else tape.lines[failed] or None
     return Fit(name, card.total, card.context, reserved, failed is None, found.retries, line, ran)

@@ -34,6 +34,9 @@ def _leftovers() -> list[str]:
         found.append("a TorchImportWatch in sys.meta_path")
     if devices.backends() != _DEFAULT_BACKENDS:
         found.append(f"back ends: {[backend.kind for backend in devices.backends()]}")
+    reservation = sys.modules.get("jupyter_gpumem.control.reservation")
+    if reservation is not None:
+        found += [f"memory put aside as {name!r}" for name in reservation.RESERVATIONS.names()]
     found += [f"thread {thread.name}" for thread in threading.enumerate() if "gpumem" in thread.name]
     magics = sys.modules.get("jupyter_gpumem.magics")  # only where a test loaded them: this must not import IPython
     if magics is not None and magics._sessions:

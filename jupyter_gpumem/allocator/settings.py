@@ -8,15 +8,16 @@ says in one line what is wrong with the rest.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
+import sys
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import MiB
 
+from .keys import KEYS, is_power_of_two, read_flag, read_megabytes, unknown_key
 from .tokens import Value, split_settings
 
 if TYPE_CHECKING:
@@ -26,28 +27,13 @@ INTERVALS = 16
 """How many size ranges `roundup_power2_divisions` tells apart: below 2 MiB, 2 MiB, 4 MiB, ... 32 GiB and above."""
 
 _DEFAULT_LARGE_SEGMENT = 20 * MiB
-_LARGEST_MB = 2**43  # 2**63 bytes
 _NO_ROUNDUP = (0,) * INTERVALS
-
-_CARRIED = frozenset(
-    {
-        "backend",
-        "graph_capture_record_stream_reuse",
-        "pinned_free_catch_all",
-        "pinned_max_cached_size_mb",
-        "pinned_max_round_threshold_mb",
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_use_background_threads",
-        "pinned_use_cuda_host_register",
-        "release_lock_on_cudamalloc",
-    }
-)
-"""Keys of PyTorch's that change nothing about device memory (or, like `backend`, select another allocator)."""
 
 _RESET_BY_EVERY_CALL = frozenset(
     {"max_split_size", "max_non_split_rounding", "garbage_collection_threshold", "roundup_power2_divisions"}
 )
+_SMALLEST_NUMBER = sys.float_info.min
+"""PyTorch reads nothing smaller but 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ class AllocatorSettings:
         large_segment_size: bytes of a new segment for requests below 10 MiB; the page size of expandable segments.
         per_process_memory_fraction: the cap set at start-up as a share of the card; 1.0 is none.
         throw_on_cudamalloc_oom: whether a request above the cap fails at once, without freeing cached memory first.
-        others: keys that do not matter to device memory, with their text, in the order given.
+        others: keys that do not matter to device memory, with their text, in alphabetical order.
     """
 
     max_split_size: int | None = None
@@ -102,7 +88,14 @@ class AllocatorSettings:
         text = conf if conf is not None else values.get("PYTORCH_CUDA_ALLOC_CONF", "")
         if not isinstance(text, str):
             raise InvalidValueError(f"the recorded settings are a {type(text).__name__}, not a string")
-        settings = cls.parse(text)
+        return cls.parse(text).observed(values)
+
+    def observed(self, values: Mapping[str, Any]) -> AllocatorSettings:
+        """Return these settings, corrected by what a snapshot's `allocator_settings` tell; the rest is left as it is.
+
+        Raises:
+            InvalidValueError: a value is of the wrong kind.
+        """
         found: dict[str, Any] = {}
         split = _number(values, "max_split_size")
         if split is not None:
@@ -117,7 +110,8 @@ class AllocatorSettings:
             found["roundup_power2_divisions"] = tuple(
                 int(_number(divisions, str(1 << power)) or 0) for power in range(INTERVALS)
             )
-        return dataclasses.replace(settings, **found)
+        flags = {key: str(values[key]) for key in _CARRIED_FLAGS if isinstance(values.get(key), bool)}
+        return dataclasses.replace(self, others=_carried(dict(self.others) | flags), **found)
 
     def then(self, text: str) -> AllocatorSettings:
         """Return what a running process has after it is handed this string.
@@ -130,54 +124,86 @@ class AllocatorSettings:
         """
         values = split_settings(text)
         found: dict[str, Any] = {name: getattr(_DEFAULTS, name) for name in _RESET_BY_EVERY_CALL}
+        found["large_segment_size"] = self.large_segment_size
         others = dict(self.others)
         # PyTorch reads this one first, wherever it stands: others are measured against it.
         values.sort(key=lambda value: value.key != "large_segment_size_mb")
-        large = self.large_segment_size
         for value in values:
             if value.key in _CARRIED:
+                _CARRIED[value.key](value)
                 others[value.key] = value.text
             elif value.key in _READERS:
                 name, read = _READERS[value.key]
-                found[name] = read(value, large)
-                large = found.get("large_segment_size", large)
+                found[name] = read(value, found)
             else:
                 raise InvalidValueError(unknown_key(value.key))
-        return dataclasses.replace(self, **found, others=tuple(others.items()))
+        return dataclasses.replace(self, **found, others=_carried(others))
+
+    def merged(self, text: str) -> AllocatorSettings:
+        """Return these settings with those changed that a string names, and all others kept.
+
+        `KEY:default` takes a key back to PyTorch's default.
+
+        Raises:
+            InvalidValueError: a key or value is wrong; the text names the bad token and what to write instead.
+        """
+        named = self.named()
+        for value in split_settings(text):
+            if value.key not in KEYS:
+                raise InvalidValueError(unknown_key(value.key))
+            if value.text == "default":
+                named.pop(value.key, None)
+            else:
+                named[value.key] = value.text
+        return self.parse(_joined(named))
+
+    def change_from(self, before: AllocatorSettings) -> str:
+        """Return what `merged` has to be given to make these settings of those before."""
+        old, new = before.named(), self.named()
+        back = {key: "default" for key in old if key not in new}
+        return _joined(back | {key: value for key, value in new.items() if old.get(key) != value})
+
+    def command(self, before: AllocatorSettings) -> str:
+        """Return the string that makes a running process have these settings instead of those before.
+
+        Raises:
+            InvalidValueError: a key would have to go back to a default that cannot be written.
+        """
+        named = self.named()
+        for key in before.named().keys() - named.keys():
+            known = KEYS[key]
+            if known.writable:
+                named[key] = known.default
+            elif known.kept:
+                raise InvalidValueError(
+                    f"{key} cannot go back to {known.default} in a running process; restart it without the key"
+                )
+        return _joined(named)
+
+    def named(self) -> dict[str, str]:
+        """Return `{key: value}`, as they are written, of everything that differs from PyTorch's defaults."""
+        named = {}
+        if self.expandable_segments:
+            named["expandable_segments"] = "True"
+        if self.max_split_size is not None:
+            named["max_split_size_mb"] = str(self.max_split_size // MiB)
+        if self.max_non_split_rounding is not None:
+            named["max_non_split_rounding_mb"] = str(self.max_non_split_rounding // MiB)
+        if self.roundup_power2_divisions != _NO_ROUNDUP:
+            named["roundup_power2_divisions"] = _print_divisions(self.roundup_power2_divisions)
+        if self.garbage_collection_threshold:
+            named["garbage_collection_threshold"] = _print_number(self.garbage_collection_threshold)
+        if self.large_segment_size != _DEFAULT_LARGE_SEGMENT:
+            named["large_segment_size_mb"] = str(self.large_segment_size // MiB)
+        if self.per_process_memory_fraction != 1.0:
+            named["per_process_memory_fraction"] = _print_number(self.per_process_memory_fraction)
+        if self.throw_on_cudamalloc_oom:
+            named["throw_on_cudamalloc_oom"] = "True"
+        return named | dict(self.others)
 
     def __str__(self) -> str:
         """Return the shortest string that PyTorch reads as these settings; empty for the defaults."""
-        parts = []
-        if self.expandable_segments:
-            parts.append("expandable_segments:True")
-        if self.max_split_size is not None:
-            parts.append(f"max_split_size_mb:{self.max_split_size // MiB}")
-        if self.max_non_split_rounding is not None:
-            parts.append(f"max_non_split_rounding_mb:{self.max_non_split_rounding // MiB}")
-        if self.roundup_power2_divisions != _NO_ROUNDUP:
-            parts.append(f"roundup_power2_divisions:{_print_divisions(self.roundup_power2_divisions)}")
-        if self.garbage_collection_threshold:
-            parts.append(f"garbage_collection_threshold:{_print_number(self.garbage_collection_threshold)}")
-        if self.large_segment_size != _DEFAULT_LARGE_SEGMENT:
-            parts.append(f"large_segment_size_mb:{self.large_segment_size // MiB}")
-        if self.per_process_memory_fraction != 1.0:
-            parts.append(f"per_process_memory_fraction:{_print_number(self.per_process_memory_fraction)}")
-        if self.throw_on_cudamalloc_oom:
-            parts.append("throw_on_cudamalloc_oom:True")
-        parts.extend(f"{key}:{value}" for key, value in self.others)
-        return ",".join(parts)
-
-
-def known_keys() -> tuple[str, ...]:
-    """Return every key that can be written in a settings string, in alphabetical order."""
-    return tuple(sorted(_CARRIED | _READERS.keys()))
-
-
-def unknown_key(key: str) -> str:
-    """Return the one-line complaint about a key that PyTorch does not know, with the nearest one it does."""
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known_keys())}"
-    return f"unknown allocator setting {key!r}; {hint}"
+        return _joined(self.named())
 
 
 def warnings(settings: AllocatorSettings, *, capped: bool) -> tuple[str, ...]:
@@ -213,51 +239,56 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
     return value
 
 
-def _megabytes(value: Value, least: int) -> int:
-    number = value.integer()
-    if not least <= number < _LARGEST_MB:
-        raise InvalidValueError(f"{value.key}:{value.text} is out of range; write a whole number of MB >= {least}")
-    return number * MiB
+def _joined(named: Mapping[str, str]) -> str:
+    return ",".join(f"{key}:{value}" for key, value in named.items())
 
 
-def _read_split(value: Value, large: int) -> int:
-    return _megabytes(value, large // MiB)
+def _carried(others: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the keys that are only carried along, without those that say the default; `backend` always counts."""
+    return tuple(sorted((k, v) for k, v in others.items() if v != KEYS[k].default or k == "backend"))
 
 
-def _read_large(value: Value, large: int) -> int:  # noqa: ARG001 - all readers take the same
-    return _megabytes(value, 11)
+Found: TypeAlias = "Mapping[str, Any]"
+"""What is known so far of the settings that a string is read into."""
 
 
-def _read_flag(value: Value, large: int) -> bool:  # noqa: ARG001
-    if value.text not in {"True", "False"}:
-        raise InvalidValueError(f"{value.key}:{value.text} is not understood; write exactly True or False")
-    return value.text == "True"
+def _read_split(value: Value, found: Found) -> int:
+    return read_megabytes(value, found["large_segment_size"] // MiB) * MiB
 
 
-def _read_threshold(value: Value, large: int) -> float:  # noqa: ARG001
+def _read_large(value: Value, found: Found) -> int:  # noqa: ARG001 - all readers take the same
+    return read_megabytes(value, 11) * MiB
+
+
+def _read_flag(value: Value, found: Found) -> bool:  # noqa: ARG001
+    return read_flag(value)
+
+
+def _read_threshold(value: Value, found: Found) -> float:  # noqa: ARG001
     number = value.number()
-    if not 0 < number < 1:
-        raise InvalidValueError(f"{value.key}:{value.text} is out of range; write a number between 0.0 and 1.0")
+    if not _SMALLEST_NUMBER <= number < 1:
+        raise InvalidValueError(f"{value} is out of range; write a number between 0.0 and 1.0")
     return number
 
 
-def _read_fraction(value: Value, large: int) -> float:  # noqa: ARG001
+def _read_fraction(value: Value, found: Found) -> float:  # noqa: ARG001
     number = value.number()
-    if not 0 <= number <= 1:
-        raise InvalidValueError(f"{value.key}:{value.text} is out of range; write a number from 0.0 to 1.0")
+    if number and not _SMALLEST_NUMBER <= number <= 1:
+        raise InvalidValueError(f"{value} is out of range; write a number from 0.0 to 1.0")
     return number
 
 
-def _read_divisions(value: Value, large: int) -> tuple[int, ...]:  # noqa: ARG001
+def _read_divisions(value: Value, found: Found) -> tuple[int, ...]:
     if value.items is None:
         return (_division(value.key, value.text, zero=False),) * INTERVALS
-    divisions, last, first = list(_NO_ROUNDUP), 0, True
+    # A second list in one string goes on top of the first.
+    divisions, last, first = list(found["roundup_power2_divisions"]), 0, True
     for boundary, text in value.items:
         division = _division(value.key, text, zero=True)
         if boundary == ">":
             divisions[last + 1 :] = [division] * (INTERVALS - last - 1)
             continue
-        if not (boundary.isascii() and boundary.isdigit() and _is_power(int(boundary))):
+        if not (boundary.isascii() and boundary.isdigit() and is_power_of_two(int(boundary))):
             raise InvalidValueError(f"{value.key}: interval {boundary!r} is not a power of two (in MB), nor '>'")
         last = min(int(boundary).bit_length() - 1, INTERVALS - 1)
         if first:
@@ -269,14 +300,10 @@ def _read_divisions(value: Value, large: int) -> tuple[int, ...]:  # noqa: ARG00
 
 def _division(key: str, text: str, *, zero: bool) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
-    if not (_is_power(number) or (zero and number == 0)):
+    if not (is_power_of_two(number) or (zero and number == 0)):
         wanted = "a power of two, or 0 for off" if zero else "a power of two"
         raise InvalidValueError(f"{key}: {text!r} divisions are not possible; write {wanted}")
     return number
-
-
-def _is_power(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
 
 
 def _print_divisions(divisions: tuple[int, ...]) -> str:
@@ -305,3 +332,8 @@ _READERS: dict[str, tuple[str, Any]] = {
     "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _read_flag),
 }
+
+_CARRIED = {key: known.check for key, known in KEYS.items() if known.check is not None}
+"""Keys that change nothing about device memory (or, like `backend`, select another allocator): checked and kept."""
+
+_CARRIED_FLAGS = frozenset(key for key in _CARRIED if KEYS[key].default == "False")

@@ -25,6 +25,10 @@ class Value:
     text: str
     items: tuple[tuple[str, str], ...] | None = None
 
+    def __str__(self) -> str:
+        """Return it as a message names it."""
+        return f"{self.key}:{self.text:.80}"
+
     def integer(self) -> int:
         """Return the value as a whole number.
 
@@ -32,7 +36,7 @@ class Value:
             InvalidValueError: it is not one. PyTorch would read `64.5` and `64abc` as 64; that helps nobody.
         """
         if not re.fullmatch(r"[0-9]{1,15}", self.text):
-            raise InvalidValueError(f"{self.key}:{self.text} is not understood; write a whole number")
+            raise InvalidValueError(f"{self} is not understood; write a whole number")
         return int(self.text)
 
     def number(self) -> float:
@@ -42,7 +46,7 @@ class Value:
             InvalidValueError: it is not one.
         """
         if not re.fullmatch(r"[0-9]{0,15}\.?[0-9]{1,400}|[0-9]{1,15}\.", self.text):
-            raise InvalidValueError(f"{self.key}:{self.text} is not understood; write a number such as 0.8")
+            raise InvalidValueError(f"{self} is not understood; write a number such as 0.8")
         return float(self.text)
 
 

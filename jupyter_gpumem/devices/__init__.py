@@ -1,6 +1,7 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
-from .base import Backend, Driver, Stats, Watcher, counters
+from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back
+from .base import Backend, Controls, Driver, Stats, Watcher, counters
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
@@ -18,11 +19,15 @@ from .workspaces import WorkspaceLog
 
 __all__ = [
     "Backend",
+    "Controls",
     "Driver",
     "Stats",
     "TorchImportWatch",
     "Watcher",
     "WorkspaceLog",
+    "actable_backend",
+    "actable_device",
+    "actable_devices",
     "add_backend",
     "backend",
     "backends",
@@ -32,6 +37,8 @@ __all__ = [
     "driver_memory",
     "explain_absence",
     "explain_unused",
+    "first_actable",
+    "give_back",
     "loaded_torch",
     "ready_devices",
     "remove_backend",

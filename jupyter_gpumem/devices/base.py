@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from jupyter_gpumem.records import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from jupyter_gpumem.records import Device, DriverMemory
@@ -78,6 +78,51 @@ class Backend(Protocol):
 
         Returns the function that undoes it, or `None` while there is nothing to watch.
         """
+
+    def controls(self) -> Controls | None:
+        """Return what acts on these devices' allocators, or `None` where PyTorch offers nothing of the kind."""
+
+
+class Controls(Protocol):
+    """What acts on the allocators of a back end. Nothing of it is called unless a user asked for that very act.
+
+    Devices are named by index and must be ready: acting on another one would create a context there.
+    """
+
+    def apply_settings(self, text: str) -> None:
+        """Hand PyTorch a settings string, for the whole process. One call is not incremental.
+
+        Raises:
+            ValueError, RuntimeError: PyTorch's own refusals; keys before the bad one are in force then.
+        """
+
+    def settings_text(self, values: Mapping[str, Any]) -> str | None:
+        """Return the string PyTorch was given last, even if it refused it; `None` where it does not tell.
+
+        Args:
+            values: the settings as the snapshot tells them, which PyTorch before 2.12 is asked by.
+        """
+
+    def empty_cache(self) -> None:
+        """Give unused cached memory of all devices back to the driver. Waits for the GPU."""
+
+    def clear_workspaces(self) -> None:
+        """Let go of the library workspaces of all devices; the next matrix products take new ones."""
+
+    def stream(self, index: int) -> int:
+        """Return the handle of this thread's current stream; 0 is the default one."""
+
+    def allocate(self, index: int, size: int) -> int | None:
+        """Return the address of memory that no tensor owns, on this thread's current stream; `None` if it is short."""
+
+    def free(self, address: int) -> None:
+        """Give such memory back to the cache. Thread-safe."""
+
+    def set_fraction(self, index: int, fraction: float) -> None:
+        """Cap what this process may reserve, as a share of the card's total; 1.0 takes the cap away."""
+
+    def shares_memory(self) -> bool:
+        """Whether other processes may use tensors of this one, as far as can be told."""
 
 
 class Driver(Protocol):

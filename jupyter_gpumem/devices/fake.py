@@ -171,6 +171,9 @@ class FakeBackend:
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
+    def controls(self) -> None:
+        """Return nothing: what a script counts has no settings and no cache to act on."""
+
     def _reset_totals(self, index: int) -> None:
         with self._lock:
             stats = self._stats[index]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .controls import SETTERS
 from .interception import original, replace
 from .pytorch import explain_absence, loaded_torch, torch_installed
 from .registry import backend
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .base import Backend
 
 _NAME = "_record_memory_history"
-_SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
 class History:
@@ -93,7 +93,7 @@ class History:
             return record_memory_history
 
         self._undo = [replace(memory, _NAME, noticing_others)]
-        self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in _SETTERS]
+        self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in SETTERS]
 
     def _noting_changes(self, found: Callable[[str], Any]) -> Callable[[str], Any]:
         """Keep when the settings change: nothing in PyTorch's trace tells."""

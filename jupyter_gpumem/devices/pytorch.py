@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.records import Device, DriverMemory
 
 from .base import VIRTUAL
+from .controls import AllocatorControls
 from .interception import Interception, original
 from .workspaces import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .base import Stats, Watcher
+    from .base import Controls, Stats, Watcher
 
 
 def loaded_torch() -> Any | None:
@@ -195,6 +196,9 @@ class CachingAllocator:
             self._interception = Interception(torch, self, watcher)
         return self._interception.install()
 
+    def controls(self) -> Controls | None:
+        return AllocatorControls(self.kind)
+
 
 class MpsAllocator:
     """Apple's GPU: PyTorch keeps two levels for it and no peak, no count and no snapshot."""
@@ -244,6 +248,9 @@ class MpsAllocator:
 
     def watch(self, watcher: Watcher) -> None:
         """Do nothing: there is no counter that a user could reset."""
+
+    def controls(self) -> None:
+        """Return nothing: MPS has one setting, an environment variable, and no memory without a tensor."""
 
 
 def _tensor_addresses(torch: Any) -> set[int]:

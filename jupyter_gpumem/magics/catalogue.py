@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .options import Options, cores, file_names, index, positive, size, variable
+from .options import Options, cores, file_names, index, positive, ratio, settings, size, variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,26 +25,24 @@ class Magic(NamedTuple):
     cell: str | None = None
 
 
-def _device_names() -> Iterable[str]:
+def _device_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers take the word
     from jupyter_gpumem import devices
 
     ready = list(devices.ready_devices())
     return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
 
 
-def _card_names() -> Iterable[str]:
+def _card_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers take the word
     from jupyter_gpumem.virtual.cards import card_names
 
     return card_names()
 
 
-EXAMPLES_OF_SETTINGS = (
-    "expandable_segments:True",
-    "garbage_collection_threshold:0.8",
-    "max_split_size_mb:128",
-    "roundup_power2_divisions:8",
-)
-"""What Tab offers where allocator settings are expected."""
+def _reservation_names(word: str) -> Iterable[str]:  # noqa: ARG001
+    from jupyter_gpumem.control.reservation import RESERVATIONS
+
+    return RESERVATIONS.names()
+
 
 GPUMEM = Magic(
     Options(
@@ -129,7 +127,7 @@ GPUMEM_WHATIF = Magic(
         action="append",
         dest="settings",
         metavar="KEY:VALUE,...",
-        complete=lambda: EXAMPLES_OF_SETTINGS,
+        complete=settings,
         help="settings to try; repeatable",
     )
     .option("--memory", metavar="SIZE", help="the card to assume, such as 24GiB; default: the recorded one")
@@ -198,4 +196,136 @@ GPUMEM_PREDICT = Magic(
     "predict:cell",
 )
 
-MAGICS = (GPUMEM, GPUMEM_AUTO, GPUMEM_PREDICT, GPUMEM_RECORD, GPUMEM_VIRTUAL, GPUMEM_WHATIF)
+GPUMEM_CONFIG = Magic(
+    Options(
+        "gpumem_config",
+        "Show or change the settings of PyTorch's allocator, for the whole process and from now on.\n"
+        "What is not named keeps its value; KEY:default takes a key back to PyTorch's default. A change is checked,\n"
+        "read back, and made as a whole or not at all.",
+        usage=("%gpumem_config [KEY:VALUE,...] [options]",),
+        examples="examples:\n"
+        "  %gpumem_config                             what is in force, and where it comes from\n"
+        "  %gpumem_config expandable_segments:True\n"
+        "  %gpumem_config roundup_power2_divisions:[256:1,512:2,>:8],max_split_size_mb:default\n"
+        "  %gpumem_config --undo                      take the latest change back",
+    )
+    .option("settings", nargs="*", metavar="KEY:VALUE", complete=settings, help="settings, separated by commas")
+    .option("--undo", action="store_true", help="take the latest change back; repeatable")
+    .option("--reset", action="store_true", help="go back to what the process started with")
+    .option("--force", action="store_true", help="also make a change that is refused as unsafe or without effect")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "control:config",
+)
+
+GPUMEM_EMPTY = Magic(
+    Options(
+        "gpumem_empty",
+        "Give unused cached memory back to the driver, and say how much, and why the rest stays.\n"
+        "Works on every device the process uses, and waits for their work.",
+        usage=("%gpumem_empty [options]",),
+    )
+    .option("--workspaces", action="store_true", help="also let go of the cuBLAS workspaces")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "control:empty",
+)
+
+GPUMEM_RESERVE = Magic(
+    Options(
+        "gpumem_reserve",
+        "Put memory aside: into PyTorch's cache, where later tensors find it, or held as a guard band.\n"
+        "Without a size: what is put aside.",
+        usage=("%gpumem_reserve SIZE [options]", "%gpumem_reserve --release [NAME]"),
+        examples="examples:\n"
+        "  %gpumem_reserve 20GiB                   later tensors are cut out of it\n"
+        "  %gpumem_reserve 80%free -d 0            80 % of what is free; 80% alone is of the whole card\n"
+        "  %gpumem_reserve 2GiB --hold --name spare\n"
+        "  %gpumem_reserve --release spare         to the cache; without a name: everything",
+    )
+    .option(
+        "size",
+        nargs="?",
+        complete=lambda word: ("512MiB", "1GiB", "80%", "80%free"),  # noqa: ARG005
+        help="512MiB, 80%% (of the card) or 80%%free (of what is free)",
+    )
+    .option("--hold", action="store_true", help="keep it allocated until it is released: nothing else gets it")
+    .option("--name", metavar="NAME", help="what to release it by; default: reserve-1, ...")
+    .option(
+        "--release", nargs="?", const="", metavar="NAME", complete=_reservation_names, help="give it to the cache again"
+    )
+    .option("-d", "--device", metavar="N", complete=_device_names, help="which device; needed if several are in use")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "control:reserve_memory",
+)
+
+GPUMEM_LIMIT = Magic(
+    Options(
+        "gpumem_limit",
+        "Cap what this process may reserve on a card. Without a size: the cap in force.\n"
+        "It protects the others on the card: PyTorch gives cached memory back, or fails, rather than go above it.",
+        usage=("%gpumem_limit [SIZE|PERCENT|off] [options]",),
+        examples="examples:\n  %gpumem_limit 20GiB\n  %gpumem_limit 80% -d 1\n  %gpumem_limit off",
+    )
+    .option(
+        "size",
+        nargs="?",
+        complete=lambda word: ("off", "20GiB", "80%"),  # noqa: ARG005
+        help="20GiB, 80%% (of the card) or off",
+    )
+    .option(
+        "-d",
+        "--device",
+        action="append",
+        metavar="N",
+        complete=_device_names,
+        help="cap this device; repeatable; default: all in use",
+    )
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "control:cap",
+)
+
+GPUMEM_AUDIT = Magic(
+    Options(
+        "gpumem_audit",
+        "Say how badly the memory of each card is fragmented: by pool and stream, against a threshold, and what helps.",
+        usage=("%gpumem_audit [options]",),
+        examples="examples:\n"
+        "  %gpumem_audit\n"
+        "  %gpumem_audit --threshold 0.3 --compact     mend what can be mended now",
+    )
+    .option("--threshold", type=ratio, default=0.45, metavar="R", help="the unallocated ratio that is too much (0.45)")
+    .option("--compact", action="store_true", help="collect reference cycles and give unused segments back")
+    .option(
+        "-d",
+        "--device",
+        action="append",
+        metavar="N",
+        complete=_device_names,
+        help="audit this device; repeatable; default: all in use",
+    )
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .finish(),
+    "control:audit_memory",
+)
+
+MAGICS = (
+    GPUMEM,
+    GPUMEM_AUTO,
+    GPUMEM_PREDICT,
+    GPUMEM_RECORD,
+    GPUMEM_WHATIF,
+    GPUMEM_VIRTUAL,
+    GPUMEM_CONFIG,
+    GPUMEM_EMPTY,
+    GPUMEM_RESERVE,
+    GPUMEM_LIMIT,
+    GPUMEM_AUDIT,
+)

@@ -114,11 +114,7 @@ def deliver(session: Session, options: argparse.Namespace, record: Record) -> Re
     """Store, show or return a result, as the options say."""
     if options.variable is not None:
         session.shell.push({options.variable: record})  # type: ignore[no-untyped-call]
-    if options.output:
-        return record
-    if not options.quiet:
-        session.show(record)
-    return None
+    return session.deliver(options, record)
 
 
 def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> None:  # noqa: ARG001

@@ -49,12 +49,12 @@ class Options:
         self.takes_statement = statement
         self._summary, self._examples = summary, examples
         self._usage = "\n       ".join(usage).replace("%", "%%")
-        self._arguments: list[tuple[tuple[str, ...], Callable[[], Iterable[str]] | None, dict[str, Any]]] = []
-        self._completers: dict[str, Callable[[], Iterable[str]]] = {}
+        self._arguments: list[tuple[tuple[str, ...], Callable[[str], Iterable[str]] | None, dict[str, Any]]] = []
+        self._completers: dict[str, Callable[[str], Iterable[str]]] = {}
         self.parse = functools.lru_cache(maxsize=64)(self._parse)
 
-    def option(self, *flags: str, complete: Callable[[], Iterable[str]] | None = None, **kwargs: Any) -> Options:
-        """Add an option or argument; `complete` lists the values that Tab offers."""
+    def option(self, *flags: str, complete: Callable[[str], Iterable[str]] | None = None, **kwargs: Any) -> Options:
+        """Add an option or argument; `complete` lists the values that Tab offers for the beginning of one."""
         self._arguments.append((flags, complete, kwargs))
         return self
 
@@ -139,6 +139,8 @@ class Options:
             return sorted(flag for a in self._actions for flag in a.option_strings if flag.startswith(word))
         arguments = [action for action in self._actions if not action.option_strings]
         given = sum(not w.startswith("-") for w in self._without_values(before))
+        if arguments and arguments[-1].nargs == "*":
+            given = min(given, len(arguments) - 1)
         found = self._values(arguments[given], word) if given < len(arguments) else []
         return found if found or word else sorted(a.option_strings[-1] for a in self._actions if a.option_strings)
 
@@ -152,7 +154,7 @@ class Options:
 
     def _values(self, action: argparse.Action, word: str) -> list[str]:
         complete = self._completers.get(action.dest)
-        values = complete() if complete else (action.choices or ())
+        values = complete(word) if complete else (action.choices or ())
         return [str(value) for value in values if str(value).startswith(word)]
 
 
@@ -176,7 +178,7 @@ def cores() -> int:
     return count or 1
 
 
-def file_names() -> Iterable[str]:
+def file_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers take the word
     """Return the recordings of the current folder, for completion."""
     return sorted(path.name for path in Path().glob("*.pickle*"))
 
@@ -201,3 +203,27 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except InvalidValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def ratio(text: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"not a number from 0 to 1: {text!r}")
+    return number
+
+
+def settings(word: str) -> Iterable[str]:
+    """Return what an allocator settings string can go on with: a key, or a value of the key that was begun."""
+    from jupyter_gpumem.allocator.keys import KEYS, is_known_to
+    from jupyter_gpumem.devices import versions
+
+    head, comma, part = word.rpartition(",")
+    key, colon, _ = part.partition(":")
+    if not colon:
+        version = versions().get("torch", "")
+        return [f"{head}{comma}{name}:" for name in KEYS if is_known_to(name, version)]
+    return [f"{head}{comma}{key}:{value}" for value in KEYS[key].examples] if key in KEYS else []

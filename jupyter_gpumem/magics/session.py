@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core import magic as ipython_magic
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
+from IPython.core.extensions import ExtensionManager
 from IPython.display import display
 
 from jupyter_gpumem.errors import GpumemError
@@ -18,7 +19,9 @@ from jupyter_gpumem.errors import GpumemError
 from .cells import CellWatch
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
+    from types import FrameType
 
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
@@ -64,6 +67,11 @@ class Session:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
+        if monitoring := sys.modules.get("jupyter_gpumem.control.monitoring"):
+            monitoring.end_all()
+        reservation = sys.modules.get("jupyter_gpumem.control.reservation")
+        if reservation is not None and not self._is_reloaded():
+            reservation.RESERVATIONS.release()
         if virtual := sys.modules.get(f"{__package__}.virtual"):
             virtual.switch_off(self)
         if recorder := sys.modules.get("jupyter_gpumem.recorder"):
@@ -71,11 +79,27 @@ class Session:
         if ledger := sys.modules.get("jupyter_gpumem.ledger"):
             ledger.LEDGER.detach()
 
+    def _is_reloaded(self) -> bool:
+        """Whether this is unloaded only to be loaded again: IPython says so nowhere else than on the stack."""
+        reload = ExtensionManager.reload_extension.__code__
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not reload:
+            frame = frame.f_back
+        return frame is not None
+
     def show(self, record: Record) -> None:
         """Show a record, as text and HTML in one display call; apart from what the user's code prints."""
         from jupyter_gpumem import report
 
         display(report.mimebundle(record), raw=True)  # type: ignore[no-untyped-call]
+
+    def deliver(self, options: argparse.Namespace, record: Record) -> Record | None:
+        """Return or show a result, as `-o` and `-q` say."""
+        if options.output:
+            return record
+        if not options.quiet:
+            self.show(record)
+        return None
 
     def show_text(self, text: str) -> None:
         """Show lines that have no other form."""

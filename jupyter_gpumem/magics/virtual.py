@@ -37,13 +37,14 @@ def _switch_on(cards: str) -> None:
     if not devices.torch_installed():
         raise UnavailableError("a virtual GPU needs PyTorch, which is not installed here; install torch and try again")
     _refuse_beside_real_memory()
+    from jupyter_gpumem.control.environment import starting_settings
     from jupyter_gpumem.virtual import session as virtual
 
     present = virtual.active()
     if present is not None:
         names = ", ".join(card.label for card in present.cards)
         raise UnavailableError(f"this session has a virtual GPU already ({names}); first write %gpumem_virtual off")
-    virtual.start(wanted, virtual.settings_of_environment())
+    virtual.start(wanted, starting_settings())
 
 
 def _refuse_beside_real_memory() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .base import Counters, Device, DriverMemory, Record
 
@@ -89,12 +89,14 @@ class Status(Record):
         settings: the allocator settings in force that differ from PyTorch's defaults.
         versions: the versions that matter to these numbers, such as `{"torch": "2.13.0", "cuda": "13.0"}`.
         missing: why nothing can be said, in one sentence, or `None`.
+        sources: where each of the settings comes from: an environment variable, or `this session`.
     """
 
     devices: tuple[DeviceStatus, ...]
     settings: dict[str, str]
     versions: dict[str, str]
     missing: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.comparison import WhatIf
-from jupyter_gpumem.records import Measurement, Prediction, Record, RecorderStatus, Series, Status, VirtualStatus
+from jupyter_gpumem.records import (
+    AllocatorConfig,
+    Audit,
+    DeviceAudit,
+    Emptied,
+    Limits,
+    Measurement,
+    Prediction,
+    Record,
+    RecorderStatus,
+    Reservation,
+    Reservations,
+    Series,
+    Status,
+    VirtualStatus,
+)
 
+from .audit import audit_sheets, device_audit_sheets
 from .comparison import recorder_sheets, whatif_sheets
+from .control import config_sheets, emptied_sheets, limits_sheets, reservation_sheets, reservations_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .prediction import prediction_sheets
 from .recording import recording_sheets
@@ -33,9 +50,16 @@ __all__ = [
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
+    AllocatorConfig: config_sheets,
+    Audit: audit_sheets,
+    DeviceAudit: device_audit_sheets,
+    Emptied: emptied_sheets,
+    Limits: limits_sheets,
     Measurement: measurement_sheets,
     Prediction: prediction_sheets,
     RecorderStatus: recorder_sheets,
+    Reservation: reservation_sheets,
+    Reservations: reservations_sheets,
     Series: series_sheets,
     Status: status_sheets,
     VirtualStatus: virtual_sheets,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.units import format_bytes, format_delta
 
-from .sheet import Sheet
+from .sheet import Sheet, sentence
 
 if TYPE_CHECKING:
     from jupyter_gpumem.comparison import WhatIf, WhatIfRow
@@ -78,9 +79,11 @@ def _notes(result: WhatIf) -> list[str]:
             notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={best.settings} before Python starts.")
         else:
             notes.append("To use it: unset PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before Python starts.")
+        change = AllocatorSettings.parse(best.settings).change_from(AllocatorSettings.parse(result.results[0].settings))
+        notes.append(f"In a kernel that runs, for memory allocated from then on: %gpumem_config {change}")
     if exact:
         notes.append(_checked(result))
-    notes += [f"{note[0].upper()}{note[1:]}." for note in result.notes]
+    notes += [sentence(note) for note in result.notes]
     warned: dict[str, None] = {}
     for row in result.results:
         warned |= dict.fromkeys(f"(!) {row.settings}: {warning}." for warning in row.warnings)

@@ -55,6 +55,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def sentence(text: str) -> str:
+    """Return a phrase as a sentence."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _printable(sheet: Sheet) -> Sheet:
     return Sheet(
         tuple(map(printable, sheet.heading)),

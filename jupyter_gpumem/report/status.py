@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import format_bytes
 
-from .sheet import Sheet, about_virtual
+from .sheet import Sheet, about_virtual, sentence
 
 if TYPE_CHECKING:
     from jupyter_gpumem.records import DeviceStatus, Status
@@ -17,14 +17,10 @@ def status_sheets(status: Status) -> list[Sheet]:
     sheets = [_device_sheet(status, one) for one in status.devices]
     if status.missing:
         if sheets:
-            sheets.insert(0, Sheet((_sentence(status.missing),), notes=("The cards as the driver numbers them:",)))
+            sheets.insert(0, Sheet((sentence(status.missing),), notes=("The cards as the driver numbers them:",)))
         else:
-            sheets = [Sheet((_sentence(status.missing),))]
+            sheets = [Sheet((sentence(status.missing),))]
     return sheets
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
 
 
 def _device_sheet(status: Status, one: DeviceStatus) -> Sheet:
@@ -67,6 +63,9 @@ def _notes(status: Status, one: DeviceStatus) -> list[str]:
     if one.limit is not None:
         notes.append(f"This process may reserve {format_bytes(one.limit)} (a cap is set).")
     if one.counters is not None:
-        settings = ", ".join(f"{key}:{value}" for key, value in status.settings.items())
+        settings = ", ".join(
+            f"{key}:{value}" + (f" ({status.sources[key]})" if key in status.sources else "")
+            for key, value in status.settings.items()
+        )
         notes.append(f"Allocator settings: {settings or 'PyTorch defaults'}.")
     return notes

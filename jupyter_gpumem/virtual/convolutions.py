@@ -124,9 +124,7 @@ def backward_formula(card: Card, args: Any) -> tuple[int, int]:
     return data, _weight_gradient(card, g, x, w, whole, alone=alone)
 
 
-def _weight_gradient(
-    card: Card, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, whole: int, *, alone: bool
-) -> int:
+def _weight_gradient(card: Card, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, whole: int, *, alone: bool) -> int:
     """Return the bytes for a weight's gradient: copies, and partial results."""
     single = w.numel() * _PARTIAL
     few = w.size(1) < _FEW
@@ -194,11 +192,7 @@ def _patches(w: torch.Tensor, step: Sequence[int]) -> bool:
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.dim() == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _bytes(tensor: torch.Tensor | Result) -> int:

@@ -82,7 +82,7 @@ class Kernels:
     def _workspace(self, name: str, index: int, args: Any) -> None:
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
-        if name in WITH_BIAS and args[0].dim() == 1 or name in LAYERS:
+        if (name in WITH_BIAS and args[0].dim() == 1) or name in LAYERS:
             self._take("cuBLASLt", index, card.cublaslt)
 
     def _take(self, library: str, index: int, size: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import signal
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -33,28 +33,54 @@ class _CurrentStreams(threading.local):
         self.handles: dict[int, int] = {}
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _Released(NamedTuple):
+    """Memory that is given back."""
+
+    device: int
+    address: int
+
+
+class _Outside:
+    """What was there before a trial.
+
+    Attributes:
+        moved: for each card, where in the trial's memory that is.
+        released: the queue of what is given back of it meanwhile.
+        done: how many of these the trial's memory has seen.
+    """
+
+    def __init__(self, cards: int, released: deque[Any]) -> None:
+        self.moved: list[dict[int, int]] = [{} for _ in range(cards)]
+        self.released = released
+        self.done = 0
+
+
 class VirtualMemory:
     """The allocators of all virtual cards.
 
     Allocations and frees come from any thread. A free may also come out of the garbage collector while the same thread
-    is inside an allocation, so it is put in a queue, and done when no allocation is going on.
+    is inside an allocation, and must not be lost when the user interrupts just then: so it is only put in a queue, by
+    one call of C, and done before anything else is asked of the allocators.
 
     Args:
         cards: the cards, in the order of their indices.
         settings: PyTorch's settings; by default its defaults.
 
     Attributes:
-        allocators: one per card.
         lock: held while an allocator works.
         ready: the cards that have a context.
         observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes; and
             of every failure: `oom`, the device, 0, the bytes that were asked for.
-        era: what tells allocations of the session (0) from those of each trial.
+        released: the queue: objects with the attributes `device` and `address`.
+        alive: `{(device, address): object}` of what will be put in the queue.
     """
 
     def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
         self.cards = tuple(cards)
-        self.allocators = tuple(
+        self._allocators = tuple(
             Allocator(
                 settings or AllocatorSettings(),
                 total_memory=card.total,
@@ -69,13 +95,18 @@ class VirtualMemory:
         self.observers: list[Observer] = []
         self._streams = _CurrentStreams()
         self._sizes: list[dict[int, int]] = [{} for _ in self.cards]
-        self._freed: deque[tuple[int, int, int]] = deque()
-        self._working = False
+        self.released: deque[Any] = deque()
+        self.alive: dict[tuple[int, int], Any] = {}
         self._calls = [0] * len(self.cards)
-        self.era = 0
-        self._eras = itertools.count(1)
-        self._moved: list[dict[int, int]] = []
-        self._freed_meanwhile: list[tuple[int, int]] = []
+        self._outside: _Outside | None = None
+
+    @property
+    def allocators(self) -> tuple[Allocator, ...]:
+        """One allocator per card, with everything done that waits."""
+        if self.released or self._outside is not None:
+            with self._uninterrupted():
+                self._settle()
+        return self._allocators
 
     def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
         """Return the address of new memory; 0 for no bytes.
@@ -88,40 +119,29 @@ class VirtualMemory:
         Raises:
             torch.OutOfMemoryError: the card is full; the text is PyTorch's.
         """
-        with self.lock:
+        with self._uninterrupted():
             self.ready.add(device)
             if nbytes <= 0:
                 return 0
             self._settle()
-            self._working = True
             try:
-                address = self.allocators[device].malloc(
+                address = self._allocators[device].malloc(
                     nbytes, self.current_stream(device) if stream is None else stream
                 )
             except ModelOutOfMemoryError as error:
                 for observer in self.observers:
                     observer("oom", device, 0, nbytes)
                 raise torch.OutOfMemoryError(str(error)) from None
-            finally:
-                self._working = False
             self._sizes[device][address] = nbytes
             self._count(device)
             for observer in self.observers:
                 observer("alloc", device, address, nbytes)
-        self._settle()
         return address
 
-    def free(self, device: int, address: int, era: int | None = None) -> None:
-        """Give memory back: at once, or as soon as the allocation that is going on is done. Address 0 is ignored.
-
-        Args:
-            device: index of the card.
-            address: what `allocate` returned.
-            era: the era it was allocated in; by default the present one.
-        """
+    def free(self, device: int, address: int) -> None:
+        """Give memory back; address 0 is ignored."""
         if address:
-            self._freed.append((device, address, self.era if era is None else era))
-            self._settle()
+            self.released.append(_Released(device, address))
 
     def scratch(self, device: int, sizes: Iterable[int | None], make: Callable[[], None] = lambda: None) -> None:
         """Allocate memory and give it back, as a kernel does with what it needs while it runs.
@@ -149,14 +169,15 @@ class VirtualMemory:
 
     def record_stream(self, device: int, address: int, stream: int) -> None:
         """Note that another stream uses the memory: it can be used again only when that stream is done."""
-        with self.lock:
+        with self._uninterrupted():
             if address in self._sizes[device]:
-                self.allocators[device].record_stream(address, stream)
+                self._allocators[device].record_stream(address, stream)
 
     def complete(self, device: int) -> None:
         """Let everything that was put on the card's streams be done."""
-        with self.lock:
-            self.allocators[device].complete_all()
+        with self._uninterrupted():
+            self._settle()
+            self._allocators[device].complete_all()
 
     def current_stream(self, device: int) -> int:
         """Return the handle of the stream that this thread's allocations of the card are made on."""
@@ -166,45 +187,36 @@ class VirtualMemory:
         """Make this thread's allocations of the card on this stream from now on."""
         self._streams.handles[device] = stream
 
-    def _settle(self) -> None:
-        """Do the frees that wait, unless somebody is at work: then that one does them."""
-        while self._freed and not self._working and self.lock.acquire(blocking=False):
-            try:
-                if self._freed and not self._working:
-                    self._free(*self._freed.popleft())
-            finally:
-                self.lock.release()
-
     @contextlib.contextmanager
     def trial(self) -> Iterator[list[dict[int, int]]]:
         """Let what follows happen in memory without end, in which what is allocated now is there from the start.
 
-        Afterwards everything is as before; what is still allocated then is of no account any more. One at a time.
+        Afterwards everything is as before: what is allocated meanwhile has a queue of its own, to which nobody listens
+        any more then. What was there before and is given back meanwhile, is so in both. One at a time.
 
         Yields:
             For each card, the addresses in this memory of what was there before, by their own addresses.
         """
-        with self.lock:
+        with self._uninterrupted():
             self._settle()
-            kept = self.allocators, self._sizes, self._calls, set(self.ready), dict(self._streams.handles)
-            self.allocators = tuple(self._endless(allocator) for allocator in kept[0])
+            kept = self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive
+            handles = self._streams.handles
+            self._outside = _Outside(len(self.cards), self.released)
+            self._allocators = tuple(self._endless(allocator) for allocator in self._allocators)
             self._sizes, self._calls = [{} for _ in self.cards], [0] * len(self.cards)
-            self.era = next(self._eras)
-            self._moved = [{} for _ in self.cards]
+            self.ready, self.released, self.alive = set(self.ready), deque(), {}
+            self._streams.handles = dict(handles)
+            moved = self._outside.moved
             for device, sizes in enumerate(kept[1]):
                 for address, size in sorted(sizes.items()):
-                    moved = self._moved[device][address] = self.allocators[device].malloc(size)
-                    self._sizes[device][moved] = size
-                self.allocators[device].reset_peaks()
+                    moved[device][address] = self._allocators[device].malloc(size)
+                    self._sizes[device][moved[device][address]] = size
         try:
-            yield [dict(moved) for moved in self._moved]
+            yield [dict(addresses) for addresses in moved]
         finally:
-            with self.lock:
-                self._settle()
-                self.allocators, self._sizes, self._calls, self.ready, self._streams.handles = kept
-                self.era, self._moved = 0, []
-                while self._freed_meanwhile:
-                    self._free(*self._freed_meanwhile.pop(), 0)
+            with self._uninterrupted():
+                self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive = kept
+                self._streams.handles, self._outside = handles, None
 
     @staticmethod
     def _endless(allocator: Allocator) -> Allocator:
@@ -217,28 +229,43 @@ class VirtualMemory:
             finish_events=allocator.finish_events,
         )
 
-    def _free(self, device: int, address: int, era: int) -> None:
-        if era != self.era:
-            if era or not self.era:
-                return  # of a trial that is over
-            self._freed_meanwhile.append((device, address))
-            address = self._moved[device].pop(address)
-        self._working = True
-        try:
-            self.allocators[device].free(address)
-        finally:
-            self._working = False
+    def _settle(self) -> None:
+        """Do the frees that wait."""
+        while self.released:
+            gone = self.released.popleft()
+            self.alive.pop((gone.device, gone.address), None)
+            self._free(gone.device, gone.address)
+        outside = self._outside
+        while outside is not None and outside.done < len(outside.released):
+            gone = outside.released[outside.done]
+            outside.done += 1
+            self._free(gone.device, outside.moved[gone.device].pop(gone.address))
+
+    def _free(self, device: int, address: int) -> None:
+        allocator = self._allocators[device]
+        allocator.free(address)
         size = self._sizes[device].pop(address)
-        driver = self.allocators[device].driver
+        driver = allocator.driver
         if isinstance(driver, ProcessDriver) and not driver.begun:
             driver.begin()
         self._count(device)
         for observer in self.observers:
             observer("free", device, address, size)
 
+    @contextlib.contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Hold the lock, and let no signal's handler raise in the middle of what an allocator does."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            with self.lock:
+                yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def _count(self, device: int) -> None:
         """Let the driver take memory of its own now and then, once the program has begun to compute."""
         self._calls[device] += 1
-        driver = self.allocators[device].driver
+        driver = self._allocators[device].driver
         if self._calls[device] % CALLS == 0 and isinstance(driver, ProcessDriver) and driver.begun:
             driver.keep()

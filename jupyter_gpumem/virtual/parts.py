@@ -93,6 +93,7 @@ class Parts:
         gpu: the virtual GPU.
         moved: where its trial has put what was there before, as `VirtualGpu.trial` says.
         tensors: the tensors that were there before.
+        optimizers: the optimizers that were there before.
         code: the file name of the user's code, or the code of the function.
         patches: where functions are replaced for as long as it watches.
 
@@ -106,6 +107,7 @@ class Parts:
         gpu: VirtualGpu,
         moved: list[dict[int, int]],
         tensors: Iterable[torch.Tensor],
+        optimizers: Iterable[torch.optim.Optimizer],
         code: str | CodeType,
         patches: Patches,
     ) -> None:
@@ -117,12 +119,13 @@ class Parts:
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
         self._modules = self._steps = self._kernels = self._created = 0
         self._library: str | None = None
-        self._begin(gpu, moved, tensors)
+        self._begin(gpu, moved)
+        self._mark_all(tensors, optimizers)
         self._watch(gpu, patches)
 
     # What was there before
 
-    def _begin(self, gpu: VirtualGpu, moved: list[dict[int, int]], tensors: Iterable[torch.Tensor]) -> None:
+    def _begin(self, gpu: VirtualGpu, moved: list[dict[int, int]]) -> None:
         libraries = {(key[1], address): key[0] for key, address in gpu.kernels.workspaces.items()}
         for device, addresses in enumerate(moved):
             tape, allocator = self.tapes[device], gpu.memory.allocators[device]
@@ -135,10 +138,12 @@ class Parts:
                 if library := libraries.get((device, new)):
                     tape.libraries[number], tape.parts[number] = library, WORKSPACES
             self._allocated[device], self.reserved[device] = allocator.total.size, allocator.reserved
+
+    def _mark_all(self, tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         for tensor in tensors:
             if isinstance(tensor, torch.nn.Parameter):
                 self._add_parameter(tensor)
-        for optimizer in _optimizers():
+        for optimizer in optimizers:
             self._mark_state(optimizer)
         self._mark_gradients()
 
@@ -283,7 +288,7 @@ class Parts:
 
     def _observe(self, kind: str, device: int, address: int, size: int) -> None:
         """Note an allocation or a free; the memory's lock is held."""
-        allocator = self._memory.allocators[device]
+        allocator = self._memory._allocators[device]  # as it is: what waits comes to us later
         total = allocator.total.size
         self.reserved[device] = max(self.reserved[device], allocator.reserved)
         held, self._allocated[device] = total - self._allocated[device], total
@@ -358,10 +363,3 @@ class Parts:
             for value in state.values() if isinstance(state, dict) else ():
                 for one in value if isinstance(value, (list, tuple)) else (value,):
                     self._mark(one, STATE)
-
-
-def _optimizers() -> list[Any]:
-    """Return the optimizers of this process."""
-    import gc
-
-    return [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]

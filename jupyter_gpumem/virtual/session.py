@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.errors import UnavailableError
 
 from . import attention, autocast, backend, facade, recurrent, softmax, sparse
@@ -23,6 +21,8 @@ from .values import Notes, Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 
 class VirtualGpu:
@@ -59,7 +59,12 @@ class VirtualGpu:
             self._dispatcher.add_library(library)
         own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
         self._dispatcher.register(own, factories=not real)
-        for library in (attention.install(self.cards), recurrent.install(self.kernels), sparse.install(self._dispatcher), softmax.install()):
+        for library in (
+            attention.install(self.cards),
+            recurrent.install(self.kernels),
+            sparse.install(self._dispatcher),
+            softmax.install(),
+        ):
             self._dispatcher.add_library(library)
 
     @contextlib.contextmanager
@@ -121,17 +126,6 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None
         raise
     _active.append(gpu)
     return gpu
-
-
-def settings_of_environment() -> AllocatorSettings:
-    """Return the settings that PyTorch would take from the environment at the first use of a GPU.
-
-    Raises:
-        InvalidValueError: they are not understood.
-    """
-    # The older variable wins where both are set.
-    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
-    return AllocatorSettings.parse(text)
 
 
 def stop() -> list[str]:

@@ -34,20 +34,10 @@ _new_storage = torch._C._construct_storage_from_data_pointer
 class _Lifetime(weakref.ref):  # type: ignore[type-arg]
     """What is to be freed when a storage is gone."""
 
-    __slots__ = ("address", "device", "era", "memory")
+    __slots__ = ("address", "device")
 
     address: int
     device: int
-    era: int
-    memory: VirtualMemory
-
-
-_alive: dict[int, _Lifetime] = {}
-
-
-def _end(lifetime: _Lifetime) -> None:
-    _alive.pop(id(lifetime), None)
-    lifetime.memory.free(lifetime.device, lifetime.address, lifetime.era)
 
 
 def devices(count: int) -> tuple[torch.device, ...]:
@@ -64,9 +54,9 @@ def new_storage(memory: VirtualMemory, index: int, nbytes: int) -> torch.Untyped
     address = memory.allocate(index, nbytes)
     storage = _new_storage(address, torch.device(BACKEND, index), nbytes)
     if address:
-        lifetime = _Lifetime(storage, _end)
-        lifetime.address, lifetime.device, lifetime.memory, lifetime.era = address, index, memory, memory.era
-        _alive[id(lifetime)] = lifetime
+        lifetime = _Lifetime(storage, memory.released.append)
+        lifetime.address, lifetime.device = address, index
+        memory.alive[index, address] = lifetime
     return storage
 
 

@@ -109,9 +109,7 @@ def _along(partial: int) -> Kernel:
 def _extremum(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     x = args[0]
     dims = [int(dim) % max(1, x.dim()) for dim in (args[1] if len(args) > 1 else ())]
-    return reductions.temporaries(
-        x.size(), x.stride(), dims, int(x.dtype.itemsize), card.multiprocessors, card.threads
-    )
+    return reductions.temporaries(x.size(), x.stride(), dims, int(x.dtype.itemsize), card.multiprocessors, card.threads)
 
 
 def _sort(count: int) -> list[int]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import CodeType
 
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
+
     from .cards import Card
 
 _ENDLESS = 1 << 50
@@ -31,6 +33,7 @@ class Run(NamedTuple):
 
     Attributes:
         cards: what it ran on.
+        settings: the allocator's.
         tapes: what happened in the memory of each.
         start: bytes that were allocated on each before it began.
         reserved: the most that was reserved on each.
@@ -40,6 +43,7 @@ class Run(NamedTuple):
     """
 
     cards: tuple[Card, ...]
+    settings: AllocatorSettings
     tapes: list[Tape]
     start: list[int]
     reserved: list[int]
@@ -55,10 +59,13 @@ class Trials:
         cards: what it is to be; of no account where the session has one.
         reaches: the dicts whose names the code may bind, and other objects that it can reach.
         code: the file name of the code, or the code of the function.
+        settings: PyTorch's allocator settings; of no account where the session has a virtual GPU.
     """
 
-    def __init__(self, cards: Sequence[Card], reaches: Iterable[Any], code: str | CodeType) -> None:
-        self._cards, self._reaches, self._code = cards, list(reaches), code
+    def __init__(
+        self, cards: Sequence[Card], reaches: Iterable[Any], code: str | CodeType, settings: AllocatorSettings
+    ) -> None:
+        self._cards, self._reaches, self._code, self._settings = cards, list(reaches), code, settings
         self._gpu: session.VirtualGpu
         self._undo: Undo
 
@@ -71,7 +78,7 @@ class Trials:
         """
         own = session.active() is None
         patches = Patches()
-        self._gpu = session.start(self._cards, session.settings_of_environment()) if own else _active()
+        self._gpu = session.start(self._cards, self._settings) if own else _active()
         try:
             with _without_modes():
                 self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
@@ -87,7 +94,7 @@ class Trials:
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
         with gpu.trial() as moved:
-            parts = Parts(gpu, moved, self._undo.tensors, self._code, patches)
+            parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
             try:
                 with _without_modes():
                     self._undo.stand_in(gpu.memory)
@@ -102,6 +109,7 @@ class Trials:
                     not_undone += self._undo.restore()
             return Run(
                 gpu.cards,
+                gpu.memory.allocators[0].settings,
                 parts.tapes,
                 start,
                 parts.reserved,
@@ -131,10 +139,9 @@ class Replayed(NamedTuple):
     failed: int | None
 
 
-def replay(tape: Tape, card: Card) -> Replayed:
+def replay(tape: Tape, card: Card, settings: AllocatorSettings) -> Replayed:
     """Do what is on a tape in the memory of a card; its libraries take what they take there."""
-    memory = VirtualMemory([card], session.settings_of_environment())
-    allocator = memory.allocators[0]
+    memory = VirtualMemory([card], settings)
     addresses: dict[int, int] = {}
     failed = None
     for event in tape.events:
@@ -149,10 +156,11 @@ def replay(tape: Tape, card: Card) -> Replayed:
         elif event:
             memory.free(0, addresses.pop(-event))
         else:
-            allocator.empty_cache()
+            memory.allocators[0].empty_cache()
+    allocator = memory.allocators[0]
     return Replayed(int(allocator.stats()["reserved_bytes"]["all"]["peak"]), allocator.retries, failed)
 
 
-def replay_without_end(tape: Tape, card: Card) -> Replayed:
+def replay_without_end(tape: Tape, card: Card, settings: AllocatorSettings) -> Replayed:
     """Do the same as if the card's memory had no end."""
-    return replay(tape, dataclasses.replace(card, total=_ENDLESS))
+    return replay(tape, dataclasses.replace(card, total=_ENDLESS), settings)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from jupyter_gpumem.units import GiB
+from jupyter_gpumem.units import GiB, MiB
 
 from . import known
 from .containers import Contents
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .memory import VirtualMemory
     from .patches import Patches
 
+_SMALL = MiB
 _PART_OF_HOST, _MOST = 0.25, 4 * GiB
 """So much of the free host memory may be taken for copies of values, and no more than this."""
 
@@ -46,11 +47,14 @@ class Undo:
         patches: where the one function that has to be watched meanwhile is replaced.
 
     Attributes:
+        tensors: all tensors of the process that are kept.
+        optimizers: all optimizers.
         notes: what cannot be put back whatever happens, a sentence each.
     """
 
     def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
         tensors, others = _alive()
+        self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
         self._contents = Contents([*reaches, *others, *_global_hooks(), sys.path])
         for tensor in self._contents.tensors:
             tensors.setdefault(id(tensor), tensor)
@@ -184,7 +188,7 @@ class _TensorState:
 class _Values:
     """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows.
 
-    They are compared afterwards, because not every write counts: batch normalization changes its averages without.
+    Small ones are compared afterwards, because not every write counts: batch normalization changes its averages without.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], arrays: Iterable[Any]) -> None:
@@ -208,19 +212,21 @@ class _Values:
 
     def restore(self, states: Iterable[_TensorState]) -> list[str]:
         """Write the values back of all that was written to."""
-        lost = 0
-        for storage, values in self._copies.values():
-            if storage.nbytes() != values.nbytes():
-                storage.resize_(values.nbytes())
-            if not torch.equal(_bytes(storage), _bytes(values)):
-                storage.copy_(values)
+        lost, written = 0, set()
         for state in states:
             now = _version(state.tensor)
-            if now == state.version or not _on_host(state.tensor):
+            if (now is not None and now == state.version) or not _on_host(state.tensor):
                 continue
-            lost += state.tensor.untyped_storage()._cdata not in self._copies
-            if _set_version is not None:
+            key = state.tensor.untyped_storage()._cdata
+            written.add(key)
+            lost += now is not None and key not in self._copies
+            if now is not None and _set_version is not None:
                 _set_version((state.tensor,), (state.version,))
+        for key, (storage, values) in self._copies.items():
+            if storage.nbytes() != values.nbytes():
+                storage.resize_(values.nbytes())
+            if key in written or (values.nbytes() <= _SMALL and not torch.equal(_bytes(storage), _bytes(values))):
+                storage.copy_(values)
         for array, values in self._arrays:
             array[...] = values
         return [f"{lost} CPU tensors, too large to be copied before, were written to in place"] if lost else []

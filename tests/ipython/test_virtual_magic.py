@@ -126,7 +126,7 @@ def test_settings_of_the_environment(cells, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     cells("%gpumem_virtual on --gpu T4\nimport torch\nz = torch.zeros(1, device='cuda')")
-    assert "Allocator settings: expandable_segments:True." in cells("%gpumem").texts[0]
+    assert "Allocator settings: expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF)." in cells("%gpumem").texts[0]
     cells("%gpumem_virtual off")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes")
     outcome = cells("%gpumem_virtual on --gpu T4")

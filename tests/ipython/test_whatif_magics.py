@@ -213,14 +213,15 @@ COMPLETIONS = {
     "%gpumem_whatif o": ["other.pickle"],
     "%gpumem_whatif -j 2 r": ["run.pickle.gz"],
     "%gpumem_whatif run.pickle.gz --s": ["--set"],
-    "%gpumem_whatif --set ": [
+    "%gpumem_whatif --set e": ["expandable_segments:"],
+    "%gpumem_whatif run.pickle.gz --set max_split": ["max_split_size_mb:"],
+    "%gpumem_whatif run.pickle.gz --set expandable_segments:": [
         "expandable_segments:True",
-        "garbage_collection_threshold:0.8",
-        "max_split_size_mb:128",
-        "roundup_power2_divisions:8",
+        "expandable_segments:False",
     ],
-    "%gpumem_whatif run.pickle.gz --set max": ["max_split_size_mb:128"],
-    "%gpumem_whatif run.pickle.gz --set expandable_segments:": ["expandable_segments:True"],
+    "%gpumem_whatif --set expandable_segments:True,roundup_power2_divisions:8": [
+        "expandable_segments:True,roundup_power2_divisions:8"
+    ],
     "r = %gpumem_whatif -o r": ["run.pickle.gz"],
 }
 
@@ -269,7 +270,7 @@ def front_end(here, monkeypatch):
 
 
 LINE = "%gpumem_whatif run.pickle.gz --set expandable_segments:True --set '' -j 1"
-HALF = {"text/plain": "replaying [############............] 1 of 2 settings"}
+HALF = {"text/plain": "replaying [############............] 1 of 2"}
 
 
 def test_the_report_takes_the_place_of_the_progress(front_end, slow):
@@ -322,5 +323,5 @@ def test_a_terminal_shows_progress_on_one_line(here, monkeypatch):
     outcome = here(LINE)
     assert len(outcome.displays) == 1
     assert "\n" not in terminal.getvalue()
-    assert terminal.getvalue().startswith("\rreplaying [############............] 1 of 2 settings")
+    assert terminal.getvalue().startswith("\rreplaying [############............] 1 of 2")
     assert terminal.getvalue().endswith("\r\x1b[K")

@@ -15,14 +15,16 @@ LINE = f"%gpumem_whatif {RESNET} --set {CHOICES[0]} --set {CHOICES[1]} -j 1"
 HEAVY = "sorted({'torch', 'matplotlib', 'ipywidgets', 'anywidget', 'pandas'} & set(__import__('sys').modules))"
 START = "UsageError: %gpumem_record: allocator events cannot be recorded: "
 
-SLOW = """
+CLOCK = """
 import itertools
 from jupyter_gpumem.magics import whatif as module
-class Slow(module.Progress):
+from jupyter_gpumem.report.progress import Progress
+class Paced(Progress):
     def __init__(self, write, clear=None):
-        super().__init__(write, clear, itertools.count(0, 3).__next__)
-quick, module.Progress = module.Progress, Slow
+        super().__init__(write, clear, itertools.count(0, {seconds}).__next__)
+module.Progress = Paced
 """
+REAL_CLOCK = "module.Progress = Progress"
 
 STAND_IN = """
 import sys
@@ -30,6 +32,14 @@ from tests.recording_torch import RecordingTorch
 before = sys.modules.get("torch")
 torch = sys.modules["torch"] = RecordingTorch()
 """
+
+
+@pytest.fixture
+def quick(kernel):
+    """The module's kernel, where a replay takes no time on the clock of the progress bar."""
+    kernel.run(CLOCK.format(seconds=0), store_history=False)
+    yield kernel
+    kernel.run(REAL_CLOCK, store_history=False)
 
 
 @pytest.fixture
@@ -42,35 +52,35 @@ def stand_in(fresh_kernel):
     return fresh_kernel
 
 
-def test_whatif_on_a_file(kernel):
+def test_whatif_on_a_file(quick):
     """A recording is replayed in the kernel and shown once, in both forms, as anywhere else."""
-    reply = kernel.run(LINE)
+    reply = quick.run(LINE)
     assert (reply.status, reply.stdout, reply.stderr, reply.updates, reply.results) == ("ok", "", "", [], [])
     assert [sorted(bundle) for bundle in reply.displays] == [["text/html", "text/plain"]]
     assert reply.reports == [str(whatif(RESNET, CHOICES))]
 
 
-def test_whatif_in_two_processes(kernel):
+def test_whatif_in_two_processes(quick):
     """Other processes work for a kernel too, and give the same."""
-    assert kernel.run(LINE.replace("-j 1", "-j 2")).reports == [str(whatif(RESNET, CHOICES))]
+    assert quick.run(LINE.replace("-j 1", "-j 2")).reports == [str(whatif(RESNET, CHOICES))]
 
 
-def test_whatif_returns_its_result(kernel):
+def test_whatif_returns_its_result(quick):
     """`-o` makes the result the value of the cell, which shows as its report, and can be assigned."""
-    reply = kernel.run(LINE + " -o")
+    reply = quick.run(LINE + " -o")
     assert (reply.status, reply.displays, reply.result) == ("ok", [], str(whatif(RESNET, CHOICES)))
-    assert kernel.run(f"r = {LINE} -o").results == []
-    assert kernel.value("r.best, len(r.results)") == "('expandable_segments:True', 3)"
+    assert quick.run(f"r = {LINE} -o").results == []
+    assert quick.value("r.best, len(r.results)") == "('expandable_segments:True', 3)"
 
 
 def test_progress_is_updated_in_place(kernel):
     """Progress is one display; its last update is the report, or nothing when the result is returned."""
-    kernel.run(SLOW, store_history=False)
+    kernel.run(CLOCK.format(seconds=3), store_history=False)
     shown, returned = kernel.run(LINE), kernel.run(LINE + " -o")
-    kernel.run("module.Progress = quick", store_history=False)
+    kernel.run(REAL_CLOCK, store_history=False)
     for reply in (shown, returned):
         assert reply.status == "ok", reply.shown
-        assert reply.reports == ["replaying [############............] 1 of 2 settings"]
+        assert reply.reports == ["replaying [############............] 1 of 2"]
     assert shown.updates[-1]["text/plain"] == str(whatif(RESNET, CHOICES))
     assert returned.updates[-1] == {"text/plain": ""}
     assert returned.result == shown.updates[-1]["text/plain"]
@@ -92,7 +102,7 @@ def test_what_is_wrong_is_one_line(kernel):
 def test_completion(kernel):
     """Tab offers actions and settings through the protocol, too."""
     assert kernel.complete("%gpumem_record sta") == ["start", "status"]
-    assert kernel.complete("%gpumem_whatif --set expandable_segments:") == ["expandable_segments:True"]
+    assert kernel.complete("%gpumem_whatif --set expandable_segments:T") == ["expandable_segments:True"]
 
 
 def test_before_torch_is_imported(fresh_kernel):

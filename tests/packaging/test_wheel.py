@@ -80,6 +80,7 @@ def test_sdist_can_run_the_tests(built):
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "tests/kernel/client.py"} <= names
 
 
+@pytest.mark.timeout(1200)  # it is all tests of units and shells in one
 def test_installed_wheel_passes_the_tests(wheel, tmp_path):
     """Unit and shell tests pass against the installed wheel, with the checkout out of reach."""
     python = environment(tmp_path / "env")

@@ -36,6 +36,30 @@ def golden(request):
 
 
 @pytest.fixture
+def virtual(monkeypatch):
+    """A virtual A100 of 80 GB that is in use, with settings that come from nowhere."""
+    pytest.importorskip("torch")
+    import jupyter_gpumem as gm
+    from jupyter_gpumem.control.environment import VARIABLES
+    from jupyter_gpumem.control.reservation import RESERVATIONS
+
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    with gm.virtual_gpu("A100-80GB") as gpu:
+        first = take(1)
+        yield gpu
+        RESERVATIONS.release()
+        del first
+
+
+def take(mib):
+    """Return a tensor of that many MiB on the virtual GPU."""
+    import torch
+
+    return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+
+@pytest.fixture
 def ledger():
     """The process's ledger, which a test must give back clean; a leak is its own failure and nobody else's."""
     yield LEDGER

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpumem.allocator.settings import AllocatorSettings, known_keys, warnings
+from jupyter_gpumem.allocator.keys import KEYS, is_known_to
+from jupyter_gpumem.allocator.settings import AllocatorSettings, warnings
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import MiB
 
@@ -95,7 +98,7 @@ def test_keys_that_do_not_matter_are_carried():
     """Real keys that say nothing about device memory survive a round trip untouched."""
     text = "backend:native,pinned_num_register_threads:8,release_lock_on_cudamalloc:True"
     assert str(AllocatorSettings.parse(text)) == text
-    assert {"pinned_use_cuda_host_register", "backend"} <= set(known_keys())
+    assert {"pinned_use_cuda_host_register", "backend"} <= set(KEYS)
 
 
 def test_a_run_time_call_is_not_incremental():
@@ -197,3 +200,90 @@ def test_any_text_is_read_or_refused_in_one_line(text):
         assert "\n" not in str(error)
     else:
         assert AllocatorSettings.parse(str(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "after"),
+    [
+        ("", "expandable_segments:True", "expandable_segments:True"),
+        (
+            "expandable_segments:True",
+            "roundup_power2_divisions:4",
+            "expandable_segments:True,roundup_power2_divisions:4",
+        ),
+        ("max_split_size_mb:128,expandable_segments:True", "max_split_size_mb:default", "expandable_segments:True"),
+        ("max_split_size_mb:128", "max_split_size_mb:256", "max_split_size_mb:256"),
+        ("max_split_size_mb:128", "expandable_segments:default", "max_split_size_mb:128"),
+        ("pinned_num_register_threads:4", "expandable_segments:False", "pinned_num_register_threads:4"),
+    ],
+)
+def test_a_change_is_merged(before, change, after):
+    """What a change does not name stays, and `default` takes a key back."""
+    assert str(AllocatorSettings.parse(before).merged(change)) == after
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("max_split_size:128", "did you mean 'max_split_size_mb'"),
+        ("nonsense:default", "unknown allocator setting 'nonsense'"),
+        ("large_segment_size_mb:256", "max_split_size_mb:128 is out of range; write a whole number of MB >= 256"),
+        ("max_split_size_mb=64", "write : instead of ="),
+    ],
+)
+def test_a_change_is_checked_together_with_what_is_there(change, said):
+    """A change that does not go with what is in force is refused as PyTorch would refuse the whole."""
+    with pytest.raises(InvalidValueError, match=re.escape(said)):
+        AllocatorSettings.parse("max_split_size_mb:128").merged(change)
+
+
+@given(settings_strategy, settings_strategy)
+def test_a_command_makes_just_these_settings(before, after):
+    """The string that is sent leaves nothing of what was before, although PyTorch keeps what is not named."""
+    assert before.then(after.command(before)) == after
+
+
+@given(settings_strategy, settings_strategy)
+def test_the_change_between_two_settings(before, after):
+    """What `merged` has to be given is what differs."""
+    assert before.merged(after.change_from(before)) == after
+
+
+def test_what_cannot_be_taken_back_is_said():
+    """A key whose default cannot be written stays until the process ends."""
+    before = AllocatorSettings.parse("pinned_reserve_segment_size_mb:64")
+    with pytest.raises(InvalidValueError, match=r"pinned_reserve_segment_size_mb cannot go back to 0 \(off\)"):
+        AllocatorSettings().command(before)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "release_lock_on_cudamalloc:true",
+        "pinned_num_register_threads:3",
+        "pinned_num_register_threads:256",
+        "pinned_reserve_segment_size_mb:0",
+        "pinned_max_cached_size_mb:5x",
+        "backend:foo",
+        "graph_capture_record_stream_reuse:1",
+    ],
+)
+def test_keys_that_do_not_matter_are_checked_too(text):
+    """A value that a CUDA build of PyTorch refuses is refused, also where it says nothing about device memory."""
+    with pytest.raises(InvalidValueError, match=text.partition(":")[0]):
+        AllocatorSettings.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "known"),
+    [
+        ("large_segment_size_mb", "2.10.0+cu126", False),
+        ("large_segment_size_mb", "2.11.0", True),
+        ("expandable_segments", "2.6.0", True),
+        ("throw_on_cudamalloc_oom", "2.9.1", False),
+        ("throw_on_cudamalloc_oom", "nightly", True),
+    ],
+)
+def test_which_version_knows_a_key(key, version, known):
+    """Keys that came later are told apart; a version that cannot be read is taken as new."""
+    assert is_known_to(key, version) is known

@@ -193,7 +193,7 @@ def options():
     """Options with every kind of value."""
     return (
         Options("thing", "A thing.", usage=("%thing",), statement=True)
-        .option("-d", "--device", complete=lambda: ["0", "1", "cuda:0"])
+        .option("-d", "--device", complete=lambda word: ["0", "1", "cuda:0"])
         .option("-q", "--quiet", action="store_true")
         .option("-n", "--name")
         .finish()

@@ -90,7 +90,7 @@ def test_a_snapshot_tells_what_could_be_returned(detailed):
         ({"expandable_segments": True}, {"expandable_segments": "True"}),
         ({"garbage_collection_threshold": 0.8}, {"garbage_collection_threshold": "0.8"}),
         ({"roundup_power2_divisions": {"1": 0, "2": 0}}, {}),
-        ({"roundup_power2_divisions": {"1": 0, "256": 4}}, {"roundup_power2_divisions": "{'256': 4}"}),
+        ({"roundup_power2_divisions": {"1": 0, "256": 4}}, {"roundup_power2_divisions": "[128:0,256:4,>:0]"}),
         ({"PYTORCH_CUDA_ALLOC_CONF": "", "something_new": 5}, {}),
     ],
 )

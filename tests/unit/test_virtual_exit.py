@@ -61,7 +61,7 @@ except ValueError:
     pass
 """,
     "memory that ends in a backward pass": """
-layers = torch.nn.Sequential(*[torch.nn.Linear(32768, 32768, bias=False) for _ in range(6)]).cuda()
+layers = torch.nn.Sequential(*[torch.nn.Linear(32768, 32768, bias=False, device="cuda") for _ in range(6)])
 y = layers(torch.zeros(1, 32768, device="cuda")).sum()
 try:
     y.backward()
@@ -84,7 +84,11 @@ for number in range(300):
             model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
     except KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    torch.set_grad_enabled(True)  # an interrupted step may have left it off, on any device
 model(x).sum().backward(); optimizer.step()
+del model, optimizer, x
+torch.cuda.empty_cache()
+assert torch.cuda.memory_allocated() < 100 << 20
 """,
     "checkpointing": """
 from torch.utils.checkpoint import checkpoint

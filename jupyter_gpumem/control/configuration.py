@@ -1,0 +1,317 @@
+"""Allocator settings of the running process: what is in force and where it comes from, and how to change it.
+
+One settings call of PyTorch's is not incremental and may be applied by half. So a change is checked here, merged with
+what is in force, sent as one string, read back, and taken back if anything is not as wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.allocator.keys import KEYS, is_known_to
+from jupyter_gpumem.allocator.settings import AllocatorSettings, warnings
+from jupyter_gpumem.devices import (
+    actable_backend,
+    explain_absence,
+    first_actable,
+    give_back,
+    loaded_torch,
+    torch_installed,
+    versions,
+)
+from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError, UnavailableError
+from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
+from jupyter_gpumem.units import format_bytes
+
+from .environment import Environment, permanent_line, read_environment
+from .hazards import notes_on_change, refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyter_gpumem.devices import Backend, Controls
+
+_TOLD = {
+    "max_split_size_mb": "max_split_size",
+    "garbage_collection_threshold": "garbage_collection_threshold",
+    "expandable_segments": "expandable_segments",
+    "roundup_power2_divisions": "roundup_power2_divisions",
+    "release_lock_on_cudamalloc": "release_lock_on_cudamalloc",
+    "graph_capture_record_stream_reuse": "graph_capture_record_stream_reuse",
+}
+"""Under which name of the snapshot PyTorch tells of a key."""
+
+
+class Configuration:
+    """The settings of one back end's allocators, as far as they can be known. Thread-safe.
+
+    PyTorch tells the values of some keys and the last string it was given; the rest follows from what came before.
+
+    Args:
+        backend: whose.
+        controls: what acts on it.
+    """
+
+    def __init__(self, backend: Backend, controls: Controls) -> None:
+        self.backend = backend
+        self._controls = controls
+        self._lock = threading.RLock()
+        self._environment = read_environment(os.environ)
+        self._start = self._known = AllocatorSettings()
+        self._text: str | None = None
+        self._steps: list[tuple[AllocatorSettings, AllocatorSettings]] = []
+        self._about_start: tuple[str, ...] = ()
+        self._notes: list[str] = []
+
+    def in_force(self) -> AllocatorSettings:
+        """Return the settings in force; before a device is in use, those that will be."""
+        with self._lock:
+            self._notes = []
+            if not self.backend.ready() and self._text is None:
+                # Asking PyTorch would make it read the environment, which the user may still edit.
+                self._begin(None, {})
+                return self._start
+            values = self.backend.settings()
+            self._follow(self._controls.settings_text(values), values)
+            return self._known.observed(values)
+
+    def _begin(self, text: str | None, values: Mapping[str, Any]) -> None:
+        """Note what the process starts, or started, with; `text` and `values` are what PyTorch tells by now."""
+        environment = read_environment(os.environ, text)
+        notes, self._start = list(environment.notes), AllocatorSettings()
+        try:
+            self._start = AllocatorSettings.parse(environment.text)
+        except InvalidValueError as error:
+            notes.append(f"{environment.variable} is not understood, and PyTorch will fail at it: {error}.")
+        if text == "" and self._start.observed(values) != self._start:
+            notes.append(f"{environment.variable} was set after PyTorch had read it: it has no effect.")
+            environment, self._start = Environment(None, "", ()), AllocatorSettings()
+        self._environment, self._about_start, self._known = environment, tuple(notes), self._start
+
+    def _follow(self, text: str | None, values: Mapping[str, Any]) -> None:
+        """Take notice of the string that PyTorch was given last, by whomever."""
+        if self._text is None:
+            self._begin(text, values)
+            self._text = self._environment.text
+        if text is not None and text != self._text:
+            self._text = text
+            try:
+                self._known = self._known.then(text)
+            except InvalidValueError as error:
+                self._notes.append(f"The last settings PyTorch was given, by other code, are wrong: {error}.")
+
+    def change(self, wanted: AllocatorSettings, *, force: bool) -> tuple[AllocatorSettings, AllocatorSettings]:
+        """Put settings into force, all or nothing.
+
+        Returns the settings before and after.
+
+        Raises:
+            SettingsRefusedError: the change is unsafe or has no effect, or PyTorch refuses it.
+            InvalidValueError: a key cannot go back to its default.
+        """
+        with self._lock:
+            before = self.in_force()
+            if wanted == before:
+                return before, before
+            _check_version(wanted)
+            reasons = refusals(before, wanted, self.segments(), ready=bool(self.backend.ready()))
+            if reasons and not force:
+                raise SettingsRefusedError(f"{'; '.join(reasons)}; --force (force=True) tries it all the same")
+            self._notes += [f"Forced: {reason}." for reason in reasons]
+            text = wanted.command(before)
+            try:
+                self._controls.apply_settings(text)
+            except (ValueError, RuntimeError) as error:
+                self._restore(before, wanted)
+                raise SettingsRefusedError(
+                    f"PyTorch refuses {text!r}: {str(error).splitlines()[0]}; nothing was changed"
+                ) from None
+            self._known, self._text = wanted, text
+            after = wanted.observed(self.backend.settings())
+            if after != wanted:
+                self._restore(before, wanted)
+                raise SettingsRefusedError(_not_as_wanted(wanted, after))
+            self._steps.append((before, after))
+            return before, after
+
+    def _restore(self, before: AllocatorSettings, tried: AllocatorSettings) -> None:
+        """Bring back what was in force, whatever part of the tried settings is now."""
+        text = before.command(tried)
+        self._controls.apply_settings(text)
+        self._known, self._text = before, text
+
+    def undo(self, *, force: bool) -> tuple[AllocatorSettings, AllocatorSettings]:
+        """Take the latest change of ours back that was not taken back yet.
+
+        Raises:
+            SettingsRefusedError: there is none, other code has changed the settings since, or it is unsafe now.
+        """
+        with self._lock:
+            if not self._steps:
+                raise SettingsRefusedError("there is nothing to undo: no settings were changed here")
+            before, after = self._steps[-1]
+            now = self.in_force()
+            if now != after and not force:
+                raise SettingsRefusedError(
+                    f"other code has changed the settings since, to {str(now) or 'the defaults'!r}; "
+                    "--force (force=True) undoes it all the same"
+                )
+            done = len(self._steps)
+            changed = self.change(before, force=force)
+            del self._steps[done - 1 :]  # what was undone, and the undoing
+            return changed
+
+    @property
+    def start(self) -> AllocatorSettings:
+        """What the process started with."""
+        return self._start
+
+    def absence(self) -> tuple[str, ...]:
+        """Return why these settings are in force nowhere yet, as a sentence, if they are not."""
+        if self.backend.ready():
+            return ()
+        reason = explain_absence()
+        if reason is not None:
+            return (f"Of no effect here: {reason}.",)
+        return ("No device is in use yet: this is what the environment asks for.",) if self._text is None else ()
+
+    def return_unused(self) -> int:
+        """Empty the cache and return how many bytes went back to the driver."""
+        return sum(before - after for before, after in give_back(self.backend, self._controls).values())
+
+    def shares_memory(self) -> bool:
+        """Whether other processes may use tensors of this one."""
+        return self._controls.shares_memory()
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return the segments of all devices in use."""
+        return [segment for index in self.backend.ready() for segment in self.backend.segments(index) or ()]
+
+    def sources(self, settings: AllocatorSettings) -> dict[str, str]:
+        """Return where the value of each key comes from."""
+        now, start = settings.named(), self._start.named()
+        return {
+            key: "this session"
+            if now.get(key) != start.get(key)
+            else self._environment.variable or "default"
+            if key in start
+            else "default"
+            for key in KEYS
+        }
+
+    def record(
+        self,
+        settings: AllocatorSettings,
+        changes: tuple[SettingChange, ...] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> AllocatorConfig:
+        """Return what is to be shown of the settings in force."""
+        version = versions().get("torch", "")
+        named, sources, text = settings.named(), self.sources(settings), str(settings)
+        capped = any(self.backend.limit(index) is not None for index in self.backend.ready())
+        told = self.backend.settings()
+        return AllocatorConfig(
+            settings=tuple(
+                Setting(key, named.get(key, known.default), sources[key], known.accepts, is_known_to(key, version))
+                for key, known in KEYS.items()
+            ),
+            text=text,
+            changes=changes,
+            verified=tuple(key for key, name in _TOLD.items() if name in told),
+            warnings=warnings(settings, capped=capped),
+            notes=(*(self._about_start if changes is None else ()), *self._notes, *notes),
+            permanent=permanent_line(text, self._environment),
+            version=version,
+        )
+
+
+def _check_version(wanted: AllocatorSettings) -> None:
+    """Refuse keys that the PyTorch at hand does not know yet.
+
+    Raises:
+        InvalidValueError: there is one.
+    """
+    version = versions().get("torch", "")
+    for key in wanted.named():
+        if not is_known_to(key, version):
+            major, minor = KEYS[key].since or (0, 0)
+            raise InvalidValueError(f"{key} came with PyTorch {major}.{minor}; this is {version}")
+
+
+def _not_as_wanted(wanted: AllocatorSettings, after: AllocatorSettings) -> str:
+    """Say that PyTorch took a string and means something else."""
+    if wanted.expandable_segments and not after.expandable_segments:
+        return (
+            "expandable_segments:True has no effect: this platform has no virtual memory management, "
+            "so PyTorch reads it as False; nothing was changed"
+        )
+    return f"PyTorch was given {str(wanted)!r} and has {str(after)!r} in force; nothing was changed"
+
+
+_configurations: dict[Backend, Configuration] = {}
+
+
+def configuration(backend: Backend | None = None, controls: Controls | None = None) -> Configuration:
+    """Return the configuration of a back end; of the one in use, or that would be, without an argument."""
+    if backend is None or controls is None:
+        backend, controls = first_actable()
+    if backend not in _configurations:
+        _configurations[backend] = Configuration(backend, controls)
+    return _configurations[backend]
+
+
+def allocator_config(
+    changes: str | None = None, *, undo: bool = False, reset: bool = False, force: bool = False
+) -> AllocatorConfig:
+    """Return the allocator settings in force, after changing them if asked to. Works for the whole process.
+
+    Args:
+        changes: `KEY:VALUE,...` as in `PYTORCH_CUDA_ALLOC_CONF`; keys that are not named keep what they have, and
+            `KEY:default` takes one back to PyTorch's default.
+        undo: take the latest change back.
+        reset: go back to what the process started with.
+        force: also do what is refused for being unsafe or without effect.
+
+    Raises:
+        InvalidValueError: a key or value is wrong, or more than one thing was asked for.
+        SettingsRefusedError: the change is unsafe or has no effect, or PyTorch refuses it; nothing was changed.
+        UnavailableError: there is no PyTorch, no GPU, or no allocator with settings.
+    """
+    if (changes is not None) + undo + reset > 1:
+        raise InvalidValueError("a change, undo and reset are three things; ask for one of them")
+    if changes is not None:
+        AllocatorSettings().merged(changes)  # what is wrong in itself is said first, and everywhere
+    if changes is None and not undo and not reset:
+        here = configuration()
+        return here.record(here.in_force(), notes=here.absence())
+    if loaded_torch() is None and torch_installed() and changes is not None:
+        line = permanent_line(str(configuration().in_force().merged(changes)), read_environment(os.environ))
+        raise UnavailableError(
+            f"torch is not imported yet, and reads its settings when it is: write {line} before that"
+        )
+    here = configuration(*actable_backend("the allocator settings cannot be changed"))
+    now = here.in_force()
+    if undo:
+        before, after = here.undo(force=force)
+    else:
+        before, after = here.change(now.merged(changes) if changes is not None else here.start, force=force)
+    old, new = before.named(), after.named()
+    changed = tuple(
+        SettingChange(key, old.get(key, known.default), new.get(key, known.default), known.effect)
+        for key, known in KEYS.items()
+        if old.get(key) != new.get(key)
+    )
+    return here.record(after, changed, tuple(_consequences(here, before, after)))
+
+
+def _consequences(here: Configuration, before: AllocatorSettings, after: AllocatorSettings) -> list[str]:
+    """Return what a change meant for the memory that is there, after giving back what would never be used again."""
+    notes = []
+    if before.expandable_segments != after.expandable_segments:
+        returned = here.return_unused()
+        if returned:
+            why = "could not grow" if after.expandable_segments else "would not be used again"
+            notes.append(f"{format_bytes(returned)} of unused memory went back to the driver: it {why}.")
+    return notes + notes_on_change(before, after, here.segments(), shared=here.shares_memory())

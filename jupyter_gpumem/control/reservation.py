@@ -1,0 +1,238 @@
+"""Putting memory aside: into PyTorch's cache, where later requests find it, or held as a guard band.
+
+`torch.cuda.memory.reserve()`, which many recommend, does not exist. What works is to allocate and let go: the memory
+stays in the cache, in the pool and on the stream where it was allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.allocator.sizes import SMALL_SIZE
+from jupyter_gpumem.devices import actable_device, backends, driver_memory
+from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError
+from jupyter_gpumem.fragments import pool_id_of, segment_at
+from jupyter_gpumem.records import Reservation, Reservations
+from jupyter_gpumem.units import MiB, format_bytes
+
+from .amounts import parse_amount
+from .configuration import configuration
+from .room import has_room, largest_request
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
+    from jupyter_gpumem.devices import Backend, Controls
+    from jupyter_gpumem.records import Device
+
+
+class ReservationBook:
+    """What this process has put aside. Thread-safe.
+
+    Held memory lives until it is released: it outlasts a reload of the extension, but not its unloading.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, tuple[Reservation, Backend, Controls]] = {}
+
+    def list(self, released: tuple[str, ...] = ()) -> Reservations:
+        """Return everything that was put aside and is still there, or has gone since it was listed last.
+
+        Args:
+            released: names of what was just released, to be shown with it.
+        """
+        with self._lock:
+            found = [_refreshed(reservation, backend) for reservation, backend, _ in self._entries.values()]
+            for reservation in found:
+                if reservation.state == "gone":
+                    del self._entries[reservation.name]
+            return Reservations(tuple(found), released)
+
+    def held(self, device: Device) -> int:
+        """Return the bytes that are held on a device."""
+        with self._lock:
+            return sum(r.size for r, _, _ in self._entries.values() if r.state == "held" and r.device == device)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names in use."""
+        with self._lock:
+            return tuple(self._entries)
+
+    def check(self, name: str | None) -> str:
+        """Return the name for a new reservation.
+
+        Raises:
+            InvalidValueError: it is in use.
+        """
+        self.list()  # names of what has gone are free again
+        if name is None:
+            return next(n for i in range(1, len(self._entries) + 2) if (n := f"reserve-{i}") not in self._entries)
+        if name in self._entries:
+            raise InvalidValueError(
+                f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
+                "choose another name, or release it first"
+            )
+        return name
+
+    def add(self, reservation: Reservation, backend: Backend, controls: Controls) -> None:
+        """Note one more."""
+        with self._lock:
+            self._entries[reservation.name] = reservation, backend, controls
+
+    def release(self, name: str | None = None) -> tuple[str, ...]:
+        """Give held memory back to the cache, and forget what was only cached; returns the names.
+
+        Args:
+            name: which; everything without one.
+
+        Raises:
+            InvalidValueError: there is nothing of that name.
+        """
+        with self._lock:
+            if name is not None and name not in self._entries:
+                there = ", ".join(self._entries) or "nothing"
+                raise InvalidValueError(f"nothing is put aside under the name {name!r}; there is: {there}")
+            names = tuple(self._entries) if name is None else (name,)
+            for one in names:
+                reservation, backend, controls = self._entries.pop(one)
+                # With a virtual GPU that is switched off, its memory is gone too.
+                if reservation.state == "held" and backend in backends():
+                    controls.free(reservation.address)
+            return names
+
+
+RESERVATIONS = ReservationBook()
+
+
+class Reserved:
+    """Memory that was put aside: `with gm.reserve("2GiB", hold=True) as r:` releases it at the end.
+
+    Attributes:
+        record: what is known of it.
+    """
+
+    def __init__(self, record: Reservation) -> None:
+        self.record = record
+
+    def release(self) -> None:
+        """Give it back to the cache, if it is held and was not given back yet."""
+        if self.record.name in RESERVATIONS.names():
+            RESERVATIONS.release(self.record.name)
+
+    def __enter__(self) -> Reserved:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain containers."""
+        return self.record.to_dict()
+
+    def __repr__(self) -> str:
+        return str(self.record)
+
+    def _repr_html_(self) -> str | None:
+        return self.record._repr_html_()
+
+
+def reserve(
+    size: int | str, *, hold: bool = False, name: str | None = None, device: int | str | None = None
+) -> Reserved:
+    """Put memory aside for this process, in one piece, on the current stream of the calling thread.
+
+    Args:
+        size: bytes, or a text: `512MiB`, `80%` (of the card), `80%free` (of what is free on it).
+        hold: keep it allocated, as a guard band that nothing else gets; otherwise later requests find it in the cache.
+        name: what to release it by.
+        device: index or label; needed where the process uses several.
+
+    Raises:
+        InvalidValueError: the size is not understood, the name is in use, or it is not clear which device is meant.
+        ShortOfMemoryError: there is too little left; nothing was changed.
+        UnavailableError: there is nothing to reserve on, or the device is not in use by this process.
+        DeviceNotFoundError: the device is not visible.
+    """
+    amount = parse_amount(size)
+    backend, controls, index = actable_device("memory cannot be put aside", device)
+    name = RESERVATIONS.check(name)
+    wanted = amount.of(backend.device(index).total or 0, _free(backend, index))
+    settings = configuration(backend, controls).in_force()
+    stream = controls.stream(index)
+    segments, room = backend.segments(index) or [], _room(backend, index)
+    where = f"{format_bytes(wanted)} cannot be put aside on {backend.device(index).label}"
+    if not has_room(wanted, segments, stream, settings, room):  # PyTorch would empty the cache before it gives up
+        largest = largest_request(segments, stream, settings, room)
+        raise ShortOfMemoryError(
+            f"{where}: the largest size that would work now is {format_bytes(largest)} ({largest} bytes); "
+            "nothing was changed"
+        )
+    before = _reserved(backend, index)
+    address = controls.allocate(index, wanted)
+    if address is None:
+        raise ShortOfMemoryError(
+            f"{where}, although {format_bytes(room)} seemed free: other processes were faster, or it is in pieces; "
+            "PyTorch has emptied its cache in the attempt"
+        )
+    segment: dict[str, Any] = segment_at(backend.segments(index) or [], address) or {}
+    if not hold:
+        controls.free(address)
+    reservation = Reservation(
+        name=name,
+        device=backend.device(index),
+        size=wanted,
+        taken=_reserved(backend, index) - before,
+        address=address,
+        segment="expandable" if segment.get("is_expandable", False) else "driver",
+        pool=segment.get("segment_type", "large"),
+        private=bool(segment) and pool_id_of(segment) != (0, 0),
+        stream=stream,
+        state="held" if hold else "cached",
+        warnings=() if hold else tuple(_usefulness(wanted, settings)),
+    )
+    RESERVATIONS.add(reservation, backend, controls)
+    return Reserved(reservation)
+
+
+def _room(backend: Backend, index: int) -> int:
+    """Return how many bytes can still be reserved: what the driver has left, within the cap."""
+    free, limit = _free(backend, index), backend.limit(index)
+    return free if limit is None else min(free, max(0, limit - _reserved(backend, index)))
+
+
+def _usefulness(size: int, settings: AllocatorSettings) -> list[str]:
+    """Say why memory in the cache would not be found by later requests."""
+    found = []
+    if settings.max_split_size is not None and size >= settings.max_split_size:
+        found.append(
+            f"nearly useless: with max_split_size_mb:{settings.max_split_size // MiB} a block of that size is kept "
+            "whole, and only requests about as large find it"
+        )
+    if size <= SMALL_SIZE:
+        found.append("only requests up to 1 MiB find it: they have a pool of their own, which takes 2 MiB at a time")
+    if settings.expandable_segments:
+        found.append("expandable segments grow in place as needed: what this saves is the time of growing")
+    return found
+
+
+def _free(backend: Backend, index: int) -> int:
+    memory = backend.memory(index) or driver_memory(backend, index)
+    return memory.free if memory is not None else backend.device(index).total or 0
+
+
+def _reserved(backend: Backend, index: int) -> int:
+    return int(backend.stats(index)["reserved_bytes"]["all"]["current"])
+
+
+def _refreshed(reservation: Reservation, backend: Backend) -> Reservation:
+    """Return a reservation as it is now: what is cached may have gone back to the driver, and a virtual GPU be off."""
+    there = backend in backends()
+    if there and reservation.state == "cached":
+        there = segment_at(backend.segments(reservation.device.index) or [], reservation.address) is not None
+    return reservation if there else dataclasses.replace(reservation, state="gone")

@@ -1,0 +1,54 @@
+"""Giving unused cached memory back to the driver, and saying why the rest stays."""
+
+from __future__ import annotations
+
+import time
+
+from jupyter_gpumem.devices import actable_backend, counters, explain_absence, give_back, ready_devices
+from jupyter_gpumem.fragments import fragmentation, pins, site_of
+from jupyter_gpumem.records import DeviceEmptied, Emptied
+
+from .configuration import configuration
+from .reservation import RESERVATIONS
+
+_MOST_PINS = 10
+
+
+def empty_cache(*, workspaces: bool = False) -> Emptied:
+    """Give the unused cached memory of every device in use back to the driver. Waits for the GPU; creates no context.
+
+    Args:
+        workspaces: also let go of the cuBLAS workspaces; the next matrix products take new ones.
+
+    Raises:
+        UnavailableError: PyTorch has no such thing for the devices in use.
+    """
+    if not any(True for _ in ready_devices()):
+        return Emptied((), 0.0, missing=explain_absence() or "this process has not used a GPU yet")
+    backend, controls = actable_backend("the cache cannot be emptied")
+    start = time.perf_counter()
+    if workspaces:
+        controls.clear_workspaces()
+    returned = give_back(backend, controls)
+    elapsed = time.perf_counter() - start
+    page = configuration(backend, controls).in_force().large_segment_size
+    devices, recorded = [], False
+    for index, (before, after) in returned.items():
+        segments = backend.segments(index) or []
+        lies, pinned = fragmentation(segments, large_page=page), pins(segments, large_page=page)
+        recorded = recorded or any(site_of(block) for segment in segments for block in segment["blocks"])
+        devices.append(
+            DeviceEmptied(
+                device=backend.device(index),
+                before=before,
+                after=after,
+                allocated=counters(backend.stats(index)).allocated or 0,
+                stranded=lies.stranded,
+                private=lies.private,
+                workspaces=sum(backend.workspaces(index).values()),
+                held=RESERVATIONS.held(backend.device(index)),
+                pins=pinned[:_MOST_PINS],
+                pinned_by=sum(pin.live for pin in pinned),
+            )
+        )
+    return Emptied(tuple(devices), elapsed, recorded)

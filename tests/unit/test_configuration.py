@@ -1,0 +1,273 @@
+"""Allocator settings of the running process, on a virtual GPU: merged, read back, undone, taken back when refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import jupyter_gpumem as gm
+from jupyter_gpumem import devices
+from jupyter_gpumem.control import configuration as module
+from jupyter_gpumem.control.configuration import configuration
+from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError, UnavailableError
+from jupyter_gpumem.units import MiB
+from tests.unit.conftest import take
+
+torch = pytest.importorskip("torch")
+
+
+def told():
+    """Return what PyTorch tells of its settings, without the string it was given."""
+    found = dict(torch.cuda.memory._snapshot()["allocator_settings"])
+    found.pop("PYTORCH_CUDA_ALLOC_CONF")
+    return found
+
+
+def by_others(text):
+    """Change the settings as other code does."""
+    torch._C._accelerator_setAllocatorSettings(text)
+
+
+def test_the_defaults(virtual):
+    """Every key is listed with its value, and that it is the default."""
+    config = gm.allocator_config()
+    assert {setting.source for setting in config.settings} == {"default"}
+    assert config["max_split_size_mb"] == "unlimited"
+    assert (config.text, config.changes, config.permanent) == ("", None, None)
+    with pytest.raises(KeyError):
+        config["nonsense"]
+
+
+def test_changes_are_merged(virtual):
+    """Three calls, one key each: all three are in force, in PyTorch too."""
+    for change in ("max_split_size_mb:200", "roundup_power2_divisions:4", "garbage_collection_threshold:0.8"):
+        config = gm.allocator_config(change)
+    assert config.text == "max_split_size_mb:200,roundup_power2_divisions:4,garbage_collection_threshold:0.8"
+    assert [(c.key, c.before, c.after) for c in config.changes] == [("garbage_collection_threshold", "0 (off)", "0.8")]
+    assert told()["max_split_size"] == 200 * MiB
+    assert set(told()["roundup_power2_divisions"].values()) == {4}
+    assert virtual.memory.allocators[0].settings.max_split_size == 200 * MiB
+    sources = {setting.key: setting.source for setting in config.settings}
+    assert sources["max_split_size_mb"] == "this session"
+    assert sources["expandable_segments"] == "default"
+    assert config.permanent == f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{config.text}"'
+
+
+def test_read_back(virtual):
+    """Only keys that PyTorch was asked for count as verified."""
+    config = gm.allocator_config("max_split_size_mb:200,large_segment_size_mb:64")
+    assert "max_split_size_mb" in config.verified
+    assert "large_segment_size_mb" not in config.verified
+
+
+def test_undo_and_reset(virtual):
+    """Undo goes back one change at a time, until there is none; reset can be undone like any other change."""
+    states = [told()]
+    for change in ("expandable_segments:True", "roundup_power2_divisions:8", "expandable_segments:False"):
+        gm.allocator_config(change)
+        states.append(told())
+    for state in reversed(states[:-1]):
+        gm.allocator_config(undo=True)
+        assert told() == state
+    with pytest.raises(SettingsRefusedError, match="there is nothing to undo"):
+        gm.allocator_config(undo=True)
+    gm.allocator_config("roundup_power2_divisions:8")
+    assert gm.allocator_config(reset=True).text == ""
+    assert gm.allocator_config(undo=True).text == "roundup_power2_divisions:8"
+
+
+def test_nothing_changes(virtual):
+    """Asking for what is in force already is no change, and says so."""
+    config = gm.allocator_config("expandable_segments:False")
+    assert config.changes == ()
+    assert "unchanged" in str(config)
+    with pytest.raises(SettingsRefusedError, match="there is nothing to undo"):
+        gm.allocator_config(undo=True)
+
+
+def test_what_others_change_is_seen(virtual):
+    """Other code's call is what is in force then, with what it left alone; and undo does not run over it."""
+    gm.allocator_config("expandable_segments:True,roundup_power2_divisions:8,large_segment_size_mb:64")
+    by_others("garbage_collection_threshold:0.7")
+    config = gm.allocator_config()
+    assert config.text == "expandable_segments:True,garbage_collection_threshold:0.7,large_segment_size_mb:64"
+    with pytest.raises(SettingsRefusedError, match="other code has changed the settings since, to 'expandable_seg"):
+        gm.allocator_config(undo=True)
+    assert gm.allocator_config(undo=True, force=True).text == ""
+
+
+def test_a_wrong_call_of_others_is_named(virtual):
+    """PyTorch tells the last string it was given, good or bad."""
+    with pytest.raises(ValueError, match="max_split"):
+        by_others("max_split_size_mb:1")
+    config = gm.allocator_config()
+    assert config.text == ""
+    assert "The last settings PyTorch was given, by other code, are wrong" in config.notes[0]
+
+
+def test_a_half_applied_call_is_taken_back(virtual, monkeypatch):
+    """What PyTorch refuses after reading half of it leaves what was in force before, and the next change works."""
+    gm.allocator_config("roundup_power2_divisions:8")
+    before, working = told(), torch._C._accelerator_setAllocatorSettings
+
+    def refusing(text):
+        if "max_split_size_mb" in text:
+            working("expandable_segments:True")  # what stands before the bad key
+            raise ValueError("something that only PyTorch knows\nand a stack trace")
+        working(text)
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refusing)
+    with pytest.raises(SettingsRefusedError) as caught:
+        gm.allocator_config("expandable_segments:True,max_split_size_mb:200", force=True)
+    assert "something that only PyTorch knows; nothing was changed" in str(caught.value)
+    assert "stack trace" not in str(caught.value)
+    assert told() == before
+    assert gm.allocator_config("expandable_segments:True").text == "expandable_segments:True,roundup_power2_divisions:8"
+
+
+def test_a_setting_without_effect_is_taken_back(virtual, monkeypatch):
+    """A platform that reads a setting otherwise than it was given is found out by reading back."""
+    working = torch._C._accelerator_setAllocatorSettings
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_setAllocatorSettings",
+        lambda text: working(text.replace("expandable_segments:True", "expandable_segments:False")),
+    )
+    before = told()
+    with pytest.raises(SettingsRefusedError, match="this platform has no virtual memory management"):
+        gm.allocator_config("expandable_segments:True,roundup_power2_divisions:8")
+    assert told() == before
+
+
+def test_unused_memory_goes_back_when_segments_change_their_kind(virtual):
+    """Free segments of the old kind would only be half used from then on."""
+    kept, unused = take(100), take(300)
+    del unused
+    config = gm.allocator_config("expandable_segments:True")
+    assert "300.00 MiB of unused memory went back to the driver: it could not grow." in config.notes
+    assert any("102.00 MiB of segments with live tensors stay" in note for note in config.notes)
+    new = take(100)
+    config = gm.allocator_config("expandable_segments:False")
+    assert any("100.00 MiB of expandable segments hold live tensors" in note for note in config.notes)
+    del kept, new
+
+
+def test_the_hazard_is_refused_unless_forced(virtual):
+    """A limit below a split segment is refused; forced, it is said what was forced."""
+    whole = take(1000)
+    del whole
+    head, live = take(600), take(100)
+    del head
+    with pytest.raises(
+        SettingsRefusedError, match=r"1 segment of that size or more is split .* --force \(force=True\)"
+    ):
+        gm.allocator_config("max_split_size_mb:128")
+    assert told()["max_split_size"] == -1
+    config = gm.allocator_config("max_split_size_mb:128", force=True)
+    assert config.notes[0].startswith("Forced: max_split_size_mb:128 is unsafe now")
+    del live
+
+
+def test_warnings(virtual):
+    """Garbage collection without a cap is pointless, and with one it is not."""
+    assert gm.allocator_config("garbage_collection_threshold:0.8").warnings[0].startswith("pointless")
+    gm.limit("50%")
+    assert gm.allocator_config().warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"changes": "expandable_segment:True"}, "did you mean 'expandable_segments'"),
+        ({"changes": "max_split_size_mb:10"}, "max_split_size_mb:10 is out of range"),
+        ({"changes": "a:1", "undo": True}, "three things"),
+        ({"undo": True, "reset": True}, "three things"),
+    ],
+)
+def test_wrong_requests(virtual, options, said):
+    """What is wrong in itself is refused before anything is done."""
+    with pytest.raises(InvalidValueError, match=said):
+        gm.allocator_config(**options)
+
+
+def test_a_key_of_a_later_version(virtual, monkeypatch):
+    """A key that this PyTorch does not have yet is named with the version that brings it."""
+    monkeypatch.setattr(module, "versions", lambda: {"torch": "2.10.0"})
+    with pytest.raises(InvalidValueError, match=r"large_segment_size_mb came with PyTorch 2\.11; this is 2\.10\.0"):
+        gm.allocator_config("large_segment_size_mb:64")
+    listed = gm.allocator_config()
+    assert not next(s for s in listed.settings if s.key == "large_segment_size_mb").available
+    assert "Later versions of PyTorch also know large_segment_size_mb" in str(listed)
+
+
+def test_from_the_environment(monkeypatch):
+    """A value of the environment is named with its variable; a change is `this session`; reset goes back to it."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:4")
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    with gm.virtual_gpu("A100-80GB"):
+        before_use = gm.allocator_config()
+        assert before_use["expandable_segments"] == "True"
+        assert "No device is in use yet: this is what the environment asks for." in before_use.notes
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
+
+    with gm.virtual_gpu("A100-80GB", AllocatorSettings.parse("expandable_segments:True,roundup_power2_divisions:4")):
+        take(1)
+        gm.allocator_config("roundup_power2_divisions:8")
+        sources = {s.key: (s.value, s.source) for s in gm.allocator_config().settings}
+        assert sources["expandable_segments"] == ("True", "PYTORCH_ALLOC_CONF")
+        assert sources["roundup_power2_divisions"] == ("8", "this session")
+        config = gm.allocator_config(reset=True)
+        assert config.text == "expandable_segments:True,roundup_power2_divisions:4"
+        assert gm.status().sources == dict.fromkeys(gm.status().settings, "PYTORCH_ALLOC_CONF")
+
+
+def test_a_variable_that_was_set_too_late(virtual, monkeypatch):
+    """Editing the environment after PyTorch has read it does nothing, and that is said."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    config = gm.allocator_config()
+    assert config["expandable_segments"] == "False"
+    assert config.notes == ("PYTORCH_CUDA_ALLOC_CONF was set after PyTorch had read it: it has no effect.",)
+    assert gm.allocator_config().notes == config.notes
+
+
+def test_a_wrong_variable(monkeypatch):
+    """A variable that PyTorch will fail at is named before it does."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:true")
+    with gm.virtual_gpu("A100-80GB"):
+        assert (
+            "PYTORCH_CUDA_ALLOC_CONF is not understood, and PyTorch will fail at it" in gm.allocator_config().notes[0]
+        )
+
+
+def test_before_torch_is_imported(monkeypatch):
+    """The line to write is in the refusal; showing works."""
+    monkeypatch.setattr(module, "loaded_torch", lambda: None)
+    with pytest.raises(
+        UnavailableError, match=r'write os\.environ\["PYTORCH_CUDA_ALLOC_CONF"\] = "expandable_segments:T'
+    ):
+        gm.allocator_config("expandable_segments:True")
+    assert gm.allocator_config().changes is None
+
+
+def test_without_a_gpu():
+    """What would be in force is shown, a change is refused with the reason, and nonsense is refused as nonsense."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    assert any("without GPU support" in note or "sees no GPU" in note for note in gm.allocator_config().notes)
+    with pytest.raises(UnavailableError, match="the allocator settings cannot be changed"):
+        gm.allocator_config("expandable_segments:True")
+    with pytest.raises(InvalidValueError, match="did you mean"):
+        gm.allocator_config("expandable_segment:True")
+
+
+def test_devices_without_settings(fake):
+    """A back end that has none says so."""
+    with pytest.raises(UnavailableError, match="PyTorch has no such thing for the devices in use"):
+        gm.allocator_config("expandable_segments:True")
+
+
+def test_each_back_end_has_its_own(virtual):
+    """What is known of a virtual GPU's settings ends with it."""
+    gm.allocator_config("roundup_power2_divisions:8")
+    here = configuration()
+    assert here.backend is devices.backend("cuda")
+    assert configuration() is here
