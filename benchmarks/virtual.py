@@ -46,7 +46,7 @@ def main() -> None:
         "what": "cost of the virtual GPU and of predictions, in CPU seconds of a process of its own",
         "note": "other processes used the machine at the same time, so wall time is not shown",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", "benchmarks/virtual.py", *sys.argv[1:]]),
         "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "system": platform.system()},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "bars": BARS,

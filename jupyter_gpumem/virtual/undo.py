@@ -188,7 +188,7 @@ class _TensorState:
 class _Values:
     """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows.
 
-    Small ones are compared afterwards, because not every write counts: batch normalization changes its averages without.
+    Small ones are compared afterwards, because not every write counts: batch normalization does not tell of its own.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], arrays: Iterable[Any]) -> None:
