@@ -54,11 +54,16 @@ def measure(options) -> None:
         "failures": failures,
         "calls": calls,
     }
-    head = {key: value for key, value in raw.items() if key != "calls"}
-    lines = ",\n".join("  " + json.dumps(call, separators=(",", ":")) for call in calls)
-    options.raw.write_text(json.dumps(head, indent=1)[:-2] + f',\n "calls": [\n{lines}\n ]\n}}\n')
+    write(options.raw, raw)
     print(f"{len(calls)} different calls, {len(failures)} failures, {time.monotonic() - began:.0f} s")
     print("\n".join(failures))
+
+
+def write(path: Path, raw: dict) -> None:
+    """Save what was measured, one call a line."""
+    head = {key: value for key, value in raw.items() if key != "calls"}
+    lines = ",\n".join("  " + json.dumps(call, separators=(",", ":")) for call in raw["calls"])
+    path.write_text(json.dumps(head, indent=1)[:-2] + f',\n "calls": [\n{lines}\n ]\n}}\n')
 
 
 def fitted(options) -> None:
@@ -108,13 +113,18 @@ def measured_operators() -> tuple[list[dict], list[str]]:
                 "args": call.args,
                 "outs": call.outs,
                 "events": own,
-                "inside": call.peak - call.before,
             }
             found.setdefault(json.dumps(row), row)
         for tensor in inputs:
             if isinstance(tensor, torch.Tensor):
                 tensor.grad = None
-    return list(found.values()), failures
+    return telling(list(found.values())), failures
+
+
+def telling(calls: list[dict]) -> list[dict]:
+    """Return the calls that take memory, of operators that at some size give some of it back themselves."""
+    names = {call["op"].split(".")[1] for call in calls if any(event < 0 for event in call["events"])}
+    return [call for call in calls if call["events"] and call["op"].split(".")[1] in names]
 
 
 def warm_up(torch) -> None:

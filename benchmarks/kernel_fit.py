@@ -109,7 +109,7 @@ def convolution_table(calls: list[dict]) -> dict[str, list[int]]:
 
 
 def temporaries(events: list[int]) -> list[list[int]]:
-    """Return the sizes of blocks that were asked for and given back: before the first that stays, after it, and so on."""
+    """Return the sizes of blocks that were given back: before the first that stays, after it, and so on."""
     stays, back = [], list(events)
     for event in events:
         if event > 0:

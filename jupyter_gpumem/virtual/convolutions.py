@@ -129,7 +129,7 @@ def _weight_gradient(card: Card, g: torch.Tensor, x: torch.Tensor, w: torch.Tens
     single = w.numel() * _PARTIAL
     few = w.size(1) < _FEW
     if math.prod(w.shape[2:]) == 1 and whole:
-        pictures = single * x.size(0)
+        pictures: int = single * x.size(0)
         if alone and pictures <= _MOST_PICTURES:
             return pictures
         if _large(x, w):
@@ -183,7 +183,7 @@ def _product(x: torch.Tensor, w: torch.Tensor, step: Sequence[int]) -> bool:
 
 
 def _large(x: torch.Tensor, w: torch.Tensor) -> bool:
-    return w.numel() >= (_LARGE if x.dtype == torch.float32 else _LARGE_HALF)
+    return bool(w.numel() >= (_LARGE if x.dtype == torch.float32 else _LARGE_HALF))
 
 
 def _patches(w: torch.Tensor, step: Sequence[int]) -> bool:
@@ -192,7 +192,8 @@ def _patches(w: torch.Tensor, step: Sequence[int]) -> bool:
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(last and not tensor.is_contiguous())
 
 
 def _bytes(tensor: torch.Tensor | Result) -> int:

@@ -191,7 +191,7 @@ class Dispatcher:
             if signature.out and any(not kwargs[name].numel() for name in signature.out if name in kwargs):
                 self._resize_out((op, key), op, args, kwargs)
             sizes = [_NEW] * len(signature.results)  # none is made
-        results = []
+        results: list[Any] = []
 
         def make() -> None:
             at = len(results)

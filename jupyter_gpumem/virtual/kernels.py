@@ -1,7 +1,8 @@
 """What CUDA's kernels take from the allocator while they run, and the libraries below them for good.
 
-No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, from a
-table measured on a GPU; workspaces are taken at the first product on each stream and in each of autograd's threads.
+No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, checked
+against measurements on a GPU (`temporaries.py`); workspaces are taken at the first product on each stream and in each
+of autograd's threads.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class Kernels:
             torch.OutOfMemoryError: the card is full.
         """
         kernel = KERNELS.get(name)
-        steps: list[int | None] = []
+        steps: Sequence[int | None] = []
         if kernel is not None:
             results = [Result(*one) if type(one) is tuple else None for one in shapes]
             steps = kernel(self.memory.cards[index], args, results)
-        for _ in range(len(shapes) - steps.count(None)):
+        for _ in range(len(shapes) - list(steps).count(None)):
             make()
         if name in PRODUCTS:
             self._workspace(name, index, args)

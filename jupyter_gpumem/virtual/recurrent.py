@@ -267,7 +267,7 @@ def rnn_backward(
     return grad_data.transpose(0, 1) if batch_first else grad_data, grad_hx, grad_cx, found
 
 
-class Flatten(torch.autograd.Function):
+class Flatten(torch.autograd.Function):  # type: ignore[misc]
     """Weights in another type, in one new buffer: what autocast gives cuDNN's layers."""
 
     @staticmethod

@@ -1,7 +1,7 @@
 """What a reduction on a CUDA device needs while it runs: partial results of the blocks that share an output.
 
-The rules are those of PyTorch's `Reduce.cuh` (`setReduceConfig`): how the work is spread over threads and blocks follows
-from the sizes and strides of the input, and from the number of multiprocessors of the card.
+The rules are those of PyTorch's `Reduce.cuh` (`setReduceConfig`): how the work is spread over threads and blocks
+follows from the sizes and strides of the input, and from the number of multiprocessors of the card.
 """
 
 from __future__ import annotations

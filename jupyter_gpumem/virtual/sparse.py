@@ -41,7 +41,7 @@ def install(dispatcher: Dispatcher) -> torch.library.Library:
 
     def bag_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
         if not args[9]:
-            return dispatcher.run(_aten._embedding_bag_backward.default, *args, **kwargs)  # type: ignore[no-any-return]
+            return dispatcher.run(_aten._embedding_bag_backward.default, *args, **kwargs)
         grad, indices, rows = args[0], args[1], args[6]
         values = grad.new_empty((indices.numel(), grad.size(-1)))
         return _new((rows, grad.size(-1)), indices.reshape(1, -1), values)
@@ -57,7 +57,7 @@ def install(dispatcher: Dispatcher) -> torch.library.Library:
 def _new(size: tuple[int, ...], indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     make = _aten._sparse_coo_tensor_with_dims_and_tensors.default
     device = torch.device(BACKEND, values.get_device())
-    return make.redispatch(  # type: ignore[no-any-return]
+    return make.redispatch(
         _CPU,
         *(1, len(size) - 1, list(size), indices, values),
         dtype=values.dtype,
@@ -67,7 +67,7 @@ def _new(size: tuple[int, ...], indices: torch.Tensor, values: torch.Tensor) -> 
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    return _aten._values.default.redispatch(_CPU, tensor)  # type: ignore[no-any-return]
+    return _aten._values.default.redispatch(_CPU, tensor)
 
 
 def _copy(tensor: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:

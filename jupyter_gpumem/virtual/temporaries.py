@@ -17,11 +17,13 @@ import torch
 from . import convolutions, reductions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .cards import Card
 
-    Kernel = Callable[[Card, Any, list[Any]], list[int | None]]
+    Steps = Sequence[int | None]
+
+    Kernel = Callable[[Card, Any, list[Any]], Steps]
 
 _INDEX = 8
 _FLOAT = 4
@@ -55,14 +57,14 @@ def _whole(given: int) -> Kernel:
 def _contiguous(*given: int) -> Kernel:
     """Return a kernel that copies those of its arguments that are not contiguous."""
 
-    def kernel(_card: Card, args: Any, _results: list[Any]) -> list[int]:
+    def kernel(_card: Card, args: Any, _results: list[Any]) -> Steps:
         among = (args[at] for at in given if at < len(args))
         return [_bytes(one) for one in among if isinstance(one, torch.Tensor) and not one.is_contiguous()]
 
     return kernel
 
 
-def _dense(card: Card, args: Any, results: list[Any]) -> list[int | None]:
+def _dense(card: Card, args: Any, results: list[Any]) -> Steps:
     """Return what a kernel needs that copies its first argument unless it is contiguous or channels last."""
     last = args[0].dim() == 4 and args[0].is_contiguous(memory_format=torch.channels_last)
     return [] if last else _contiguous(0)(card, args, results)
@@ -75,7 +77,7 @@ def _result(number: int) -> Kernel:
 def _reduction(partial: int = 0) -> Kernel:
     """Return a reduction whose partial results have so many bytes, or are of the input's type or wider."""
 
-    def kernel(card: Card, args: Any, results: list[Any]) -> list[int]:
+    def kernel(card: Card, args: Any, results: list[Any]) -> Steps:
         x = args[0]
         if not isinstance(x, torch.Tensor) or not x.numel():
             return []
@@ -97,7 +99,7 @@ def _reduction(partial: int = 0) -> Kernel:
 def _along(partial: int) -> Kernel:
     """Return a reduction along one dimension, given as a number."""
 
-    def kernel(card: Card, args: Any, _results: list[Any]) -> list[int]:
+    def kernel(card: Card, args: Any, _results: list[Any]) -> Steps:
         x = args[0]
         dims = [] if len(args) < 2 or args[1] is None else [int(args[1]) % max(1, x.dim())]
         size = partial or int(x.dtype.itemsize)
@@ -106,7 +108,7 @@ def _along(partial: int) -> Kernel:
     return kernel
 
 
-def _extremum(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _extremum(card: Card, args: Any, _results: list[Any]) -> Steps:
     x = args[0]
     dims = [int(dim) % max(1, x.dim()) for dim in (args[1] if len(args) > 1 else ())]
     return reductions.temporaries(x.size(), x.stride(), dims, int(x.dtype.itemsize), card.multiprocessors, card.threads)
@@ -117,20 +119,20 @@ def _sort(count: int) -> list[int]:
     return [2 * _INDEX * count + _SORT] if count > _SORT_LEAST else [1]
 
 
-def _embedding_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _embedding_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     grad, indices, rows = args[0], args[1], args[2]
     copied = [] if grad.is_contiguous() else [_bytes(grad)]
     if indices.numel() <= 3072:
         return copied
-    return copied + _rows_of_gradient(indices.numel(), rows, grad.size(-1))
+    return [*copied, *_rows_of_gradient(indices.numel(), rows, grad.size(-1))]
 
 
-def _embedding_bag_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _embedding_bag_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     grad, indices, rows, mode, sparse = args[0], args[1], args[6], args[8], args[9]
     copied = [] if grad.is_contiguous() else [_bytes(grad)]
     if sparse or mode == 2:
         return copied
-    return copied + _rows_of_gradient(indices.numel(), rows, grad.size(-1))
+    return [*copied, *_rows_of_gradient(indices.numel(), rows, grad.size(-1))]
 
 
 def _rows_of_gradient(count: int, rows: int, width: int) -> list[int | None]:
@@ -146,7 +148,7 @@ def _rows_of_gradient(count: int, rows: int, width: int) -> list[int | None]:
     ]
 
 
-def _index_put(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _index_put(_card: Card, args: Any, _results: list[Any]) -> Steps:
     target, indices, values = args[0], args[1], args[2]
     if not (len(args) > 3 and args[3]):
         return []
@@ -161,22 +163,22 @@ def _index_put(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
     return [*events, keys, keys, keys, *_sort(keys // _INDEX)]
 
 
-def _cudnn_attention(_card: Card, _args: Any, _results: list[Any]) -> list[int | None]:
+def _cudnn_attention(_card: Card, _args: Any, _results: list[Any]) -> Steps:
     return [256]
 
 
-def _cudnn_attention_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _cudnn_attention_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     batch, heads, queries, width = args[1].shape
     return [batch * heads * queries * (width + 1) * _FLOAT + 256]
 
 
-def _flash_attention_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _flash_attention_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * math.ceil(queries / 128) * 128
     return [rows * _FLOAT, rows * math.ceil(width / 32) * 32 * _FLOAT]
 
 
-def _efficient_attention_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _efficient_attention_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     grad, query, out = args[0], args[1], args[5]
     batch, heads, queries, width = query.shape
     copied = [] if grad.transpose(1, 2).is_contiguous() else [_bytes(grad)]
@@ -191,7 +193,7 @@ def _efficient_attention_backward(_card: Card, args: Any, _results: list[Any]) -
     return events
 
 
-def _layer_norm_backward(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _layer_norm_backward(card: Card, args: Any, _results: list[Any]) -> Steps:
     grad, x, shape = args[0], args[1], args[2]
     copied = [_bytes(one) for one in (grad, x) if not one.is_contiguous()]
     width = math.prod(shape)
@@ -207,18 +209,18 @@ def _layer_norm_backward(card: Card, args: Any, _results: list[Any]) -> list[int
     return [*copied, part, part, *one, *one]
 
 
-def _group_norm_backward(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _group_norm_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:
     batch, channels = args[1].size(0), args[1].size(1)
     size = batch * channels * _FLOAT
     return [size, size, size]
 
 
-def _group_norm(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _group_norm(_card: Card, args: Any, _results: list[Any]) -> Steps:
     size = args[0].size(0) * args[0].size(1) * _FLOAT
     return [size, size]
 
 
-def _encoder_layer(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _encoder_layer(_card: Card, args: Any, _results: list[Any]) -> Steps:
     """Return what a whole encoder layer for inference takes, one step after the other."""
     x, first = args[0], args[15 - 1]
     rows = x.numel() // x.size(-1)
@@ -233,11 +235,11 @@ def _encoder_layer(_card: Card, args: Any, _results: list[Any]) -> list[int | No
     ]
 
 
-def _roll(_card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _roll(_card: Card, args: Any, _results: list[Any]) -> Steps:
     return [_bytes(args[0])] if len(args[1]) > 1 else []
 
 
-def _topk(card: Card, args: Any, _results: list[Any]) -> list[int | None]:
+def _topk(card: Card, args: Any, _results: list[Any]) -> Steps:
     """Return what selection by several blocks a slice takes: counts of digits, and where each block's results go."""
     x = args[0]
     length = x.size(args[2] if len(args) > 2 else -1) if x.dim() else 1

@@ -90,7 +90,7 @@ class Availability:
         # `nn.LSTM` and its like put their weights in one piece of memory where cuDNN can have them.
         patches.set(torch.backends.cudnn, "is_acceptable", _acceptable)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-        patches.set(rnn, "get_cudnn_mode", lambda mode: _RECURRENT.index(mode))
+        patches.set(rnn, "get_cudnn_mode", _RECURRENT.index)
         patches.set(cuda, "_exchange_device", self._exchange)
         patches.set(cuda, "_maybe_exchange_device", self._exchange_back)
         patches.set(cuda, "_get_device_properties", self.properties)
