@@ -227,7 +227,7 @@ def cpu_works() -> dict:
 
 
 def cpu_work_measured() -> dict:
-    """Real CPU work with and without a virtual GPU in the session, in turns: the shortest CPU time of each, and their ratio."""
+    """Real CPU work with and without a virtual GPU, in turns: the shortest CPU time of each, and their ratio."""
     import torch
 
     from jupyter_gpumem.virtual.session import start, stop
@@ -235,7 +235,7 @@ def cpu_work_measured() -> dict:
     torch.set_num_threads(1)
     works = cpu_works()
     times: dict = {name: {"off": [], "on": []} for name in works}
-    for _ in range(7):
+    for _ in range(20):
         for state in ("off", "on"):
             if state == "on":
                 start("A100-80GB")
