@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from .measurement import Measure, measure
     from .oom import explain_oom
     from .overview import status
+    from .prediction import predict
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Reservation, Status
+    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status
     from .retrying import retry_on_oom
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
@@ -57,6 +58,7 @@ _HOMES = {
     "Measure": "measurement",
     "Measurement": "records",
     "Panel": "live",
+    "Prediction": "records",
     "Recording": "recording",
     "RecordingError": "errors",
     "Reservation": "records",
@@ -77,6 +79,7 @@ _HOMES = {
     "measure": "measurement",
     "monitor": "control.monitoring",
     "panel": "live",
+    "predict": "prediction",
     "read_recording": "recording",
     "record": "recorder",
     "reserve": "control.reservation",
@@ -97,6 +100,7 @@ __all__ = [
     "Measure",
     "Measurement",
     "Panel",
+    "Prediction",
     "Recording",
     "RecordingError",
     "Reservation",
@@ -117,6 +121,7 @@ __all__ = [
     "measure",
     "monitor",
     "panel",
+    "predict",
     "read_recording",
     "record",
     "reserve",

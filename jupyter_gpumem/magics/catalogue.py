@@ -240,6 +240,38 @@ GPUMEM_OOM = Magic(
     "errors:explain",
 )
 
+GPUMEM_PREDICT = Magic(
+    Options(
+        "gpumem_predict",
+        "Say what code would need on a GPU and on which cards it would fit, without a GPU and without a trace.\n"
+        "It runs on a virtual GPU as if the memory had no end: nothing is computed, what it prints is shown only if\n"
+        "it fails, and the notebook and the files it writes with open() or torch.save() are as they were afterwards.\n"
+        "Shell commands, the network and files that other libraries write are real.",
+        usage=("%gpumem_predict [options] STATEMENT", "%%gpumem_predict [options]"),
+        statement=True,
+        examples="examples:\n"
+        "  %%gpumem_predict                               all cards that are known\n"
+        "  %%gpumem_predict --gpu T4 --gpu RTX-4090       as on these two\n"
+        "  %%gpumem_predict --gpu 24GiB --batch batch     and the largest `batch` that fits\n"
+        "  %%gpumem_predict -v need                       the result goes to the variable `need`",
+    )
+    .option(
+        "--gpu",
+        action="append",
+        metavar="NAME|SIZE",
+        complete=_card_names,
+        help="the card; repeatable, each is a row of its own; 2xA100-40GB is a machine of two; default: all",
+    )
+    .option("--batch", metavar="NAME", type=variable, help="find the largest value of this variable that fits")
+    .option("--runs", metavar="N", type=positive, default=16, help="run at most N times for that (16)")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .finish(),
+    "predict:line",
+    "predict:cell",
+)
+
 GPUMEM_CONFIG = Magic(
     Options(
         "gpumem_config",
@@ -363,6 +395,7 @@ GPUMEM_AUDIT = Magic(
 MAGICS = (
     GPUMEM,
     GPUMEM_AUTO,
+    GPUMEM_PREDICT,
     GPUMEM_RECORD,
     GPUMEM_WHATIF,
     GPUMEM_VIRTUAL,

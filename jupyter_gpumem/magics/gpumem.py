@@ -73,7 +73,7 @@ def _measured(
     """Run code from inside the magic; returns its last value, or with `-o` the result object."""
     __tracebackhide__ = True
     check(options, cell=cell)
-    above = session.cells.lines_above(code) if cell else _lines_above_call(session)
+    above = session.cells.lines_above(code) if cell else lines_above_call(session)
     run = prepare(session.shell, code, local_ns, number=session.cells.number(), above=above)
     runs = []
     value = None
@@ -100,7 +100,7 @@ def _measured(
     return returned if options.output else value if options.repeat is None else None
 
 
-def _lines_above_call(session: Session) -> int:
+def lines_above_call(session: Session) -> int:
     """Return how many lines of a cell precede the line magic that runs; 0 if it was not called from a cell's code."""
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -17,12 +17,14 @@ from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
 from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomText, Trial
+from .predicted import BatchSearch, Fit, PredictedUse, Prediction
 from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
     "AllocatorConfig",
     "Audit",
+    "BatchSearch",
     "BatchSize",
     "Chain",
     "Counters",
@@ -36,6 +38,7 @@ __all__ = [
     "DriverMemory",
     "Emptied",
     "FailedAttempt",
+    "Fit",
     "Fragmentation",
     "Holder",
     "Holders",
@@ -46,6 +49,8 @@ __all__ = [
     "OomText",
     "Pin",
     "PoolAudit",
+    "PredictedUse",
+    "Prediction",
     "Record",
     "RecorderStatus",
     "ReleaseStep",

@@ -15,6 +15,7 @@ from jupyter_gpumem.records import (
     Limits,
     Measurement,
     OomExplanation,
+    Prediction,
     Record,
     RecorderStatus,
     Released,
@@ -31,6 +32,7 @@ from .control import config_sheets, emptied_sheets, limits_sheets, reservation_s
 from .holding import chain_sheets, holders_sheets, released_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
 from .oom import oom_sheets
+from .prediction import prediction_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
@@ -63,6 +65,7 @@ _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     Limits: limits_sheets,
     Measurement: measurement_sheets,
     OomExplanation: oom_sheets,
+    Prediction: prediction_sheets,
     RecorderStatus: recorder_sheets,
     Released: released_sheets,
     Reservation: reservation_sheets,
