@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 
-import torch  # noqa: TID253 - this file is the user's side
+import torch
 from IPython import get_ipython
 from IPython.display import display
 

@@ -17,6 +17,7 @@ from IPython.display import display
 from jupyter_gpumem.errors import GpumemError
 
 from .cells import CellWatch, open_panel
+from .errors import ErrorWatch
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +46,7 @@ class Session:
     def __init__(self, shell: InteractiveShell, magics: tuple[Magic, ...]) -> None:
         self.shell = shell
         self.cells = CellWatch(self)
+        self.errors = ErrorWatch(self)
         self._magics = magics
         self._matcher = _matcher({magic.options.name: magic.options for magic in magics})
 
@@ -58,9 +60,11 @@ class Session:
                 register(_cell_function(self, magic, magic.cell), "cell", name)
         self.shell.Completer.custom_matchers.append(self._matcher)
         self.cells.load()
+        self.errors.load()
 
     def unload(self) -> None:
         """Take everything away, in the reverse order."""
+        self.errors.unload()
         self.cells.unload()
         self.shell.Completer.custom_matchers.remove(self._matcher)
         for magic in self._magics:

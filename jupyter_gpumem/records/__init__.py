@@ -14,36 +14,51 @@ from .acting import (
 )
 from .audited import Audit, DeviceAudit, PoolAudit
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
+from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
+from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomText, Trial
 from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
     "AllocatorConfig",
     "Audit",
+    "BatchSize",
+    "Chain",
     "Counters",
     "Device",
     "DeviceAudit",
     "DeviceEmptied",
+    "DeviceHolders",
     "DeviceLimit",
     "DeviceStatus",
     "DeviceUsage",
     "DriverMemory",
     "Emptied",
+    "FailedAttempt",
     "Fragmentation",
+    "Holder",
+    "Holders",
     "Limits",
     "Measurement",
+    "OomAction",
+    "OomExplanation",
+    "OomText",
     "Pin",
     "PoolAudit",
     "Record",
     "RecorderStatus",
+    "ReleaseStep",
+    "Released",
     "Renderer",
     "Reservation",
     "Reservations",
     "Series",
     "Setting",
     "SettingChange",
+    "Site",
     "Status",
+    "Trial",
     "VirtualCard",
     "VirtualStatus",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .recurrent import Flatten
 from .storages import BACKEND
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Autocast:
                     rules.impl(name, rule(op), _KEY)
         for name, other in _NORMS.items():
             rules.impl(name, self._norm(operator(name), operator(other)), _KEY)
+        rules.impl("_cudnn_rnn", self._recurrent, _KEY)
         self._rename()
         return [through, rules]
 
@@ -115,6 +117,19 @@ class Autocast:
 
         return kernel
 
+    def _recurrent(
+        self, data: torch.Tensor, weight: Any, stride: int, flat: Any, hx: Any, cx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            dtype = torch._C.get_autocast_dtype(BACKEND)
+            if any(one.dtype != dtype for one in weight):
+                weight, flat = list(Flatten.apply(dtype, *weight)), None
+                storage = weight[0].untyped_storage()
+                count = storage.nbytes() // weight[0].dtype.itemsize
+                flat = weight[0].detach().as_strided((count,), (1,), 0)
+            data, hx, cx = self._cast([data, hx, cx], dtype)
+            return torch.ops.aten._cudnn_rnn(data, weight, stride, flat, hx, cx, *args, **kwargs)
+
     @staticmethod
     def _norm(op: Any, with_dtype: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -148,16 +163,19 @@ class Autocast:
         return kernel
 
     def _cast(self, values: Any, dtype: torch.dtype) -> list[Any]:
-        """Return the values with every floating point tensor of the device in that type, as `cached_cast` does."""
+        """Return the values with every floating point tensor of the device in that type, as `cached_cast` does.
+
+        The last comes first: PyTorch casts in the arguments of a call, which its compiler evaluates from the right.
+        """
         found = []
-        for value in values:
+        for value in reversed(list(values)):
             if isinstance(value, torch.Tensor):
                 found.append(self._cast_one(value, dtype))
             elif isinstance(value, (list, tuple)):
                 found.append(self._cast(value, dtype))
             else:
                 found.append(value)
-        return found
+        return found[::-1]
 
     def _cast_one(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if (

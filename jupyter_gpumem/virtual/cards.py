@@ -61,6 +61,11 @@ class Card:
         return self.name.replace(" ", "-")
 
     @property
+    def threads(self) -> int:
+        """Threads that a multiprocessor can hold (table "Technical Specifications per Compute Capability" of CUDA)."""
+        return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}.get(self.capability, 2048)
+
+    @property
     def label(self) -> str:
         """What reports call it: a card that is not there must never be taken for one that is."""
         return f"virtual {self.name}" + (f", {self.assumed}" if self.assumed else "")

@@ -6,11 +6,12 @@ shape of a result is, PyTorch's own meta kernels say; for the same operator, sha
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import known
+from . import known, shapes
 from .operators import MANY_DEVICES, OWN_KERNELS
 from .storages import BACKEND, NATIVE, contiguous, new_tensor, resize
 
@@ -28,6 +29,8 @@ _empty_strided = torch.ops.aten.empty_strided.default
 _Tensor = torch.Tensor
 _NEW, _VIEW = object(), object()
 _SHAPES_KEPT = 1 << 15
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_HELD, _STORAGE_HELD = 3, 2  # by autograd's buffer, the call and the Python object; by the tensor and the Python object
 
 
 class _Signature:
@@ -97,6 +100,7 @@ class Dispatcher:
         own = torch.library.Library("aten", "IMPL")
         self._libraries.append(own)
         creation: dict[str, Kernel] = {"empty.memory_format": self.empty, "empty_strided": self.empty_strided}
+        kernels = kernels | {"add.Tensor": self.add}
         generic = {name: self._bound(name) for name in OWN_KERNELS if _operator(name) is not None}
         for name, kernel in (generic | creation | kernels).items():
             own.impl(name, kernel, "PrivateUse1")
@@ -144,6 +148,24 @@ class Dispatcher:
         """Return a tensor; `aten::empty_strided`."""
         return new_tensor(self.memory, _index(device), size, stride, dtype or _default())
 
+    def add(self, one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+        """Add; in place where autograd adds up gradients that nobody else holds; `aten::add.Tensor`.
+
+        Autograd does so only for tensors without a Python object, which those of this device have (`InputBuffer`).
+        """
+        if (
+            sys._getframe(1).f_code is _ENGINE
+            and not torch.is_grad_enabled()
+            and one._use_count() == _HELD
+            and one.dtype == other.dtype
+            and one.size() == other.size()
+            and _dense(one)
+        ):
+            storage = one.untyped_storage()
+            if torch._C._storage_Use_Count(storage._cdata) == _STORAGE_HELD:
+                return self.run(torch.ops.aten.add_.Tensor, one, other)
+        return self.run(torch.ops.aten.add.Tensor, one, other, alpha=alpha)
+
     # Any operator
 
     def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,16 +186,19 @@ class Dispatcher:
             key = (key, tuple(kwargs), _key(kwargs.values(), tensors))
         index = _card(signature, tensors, kwargs)
         if signature.fresh:
-            shapes = self._infer((op, key), op, args, kwargs)
-            results = [
-                _argument(result, args, kwargs) if result is not _NEW else self._allocate(shape, index)
-                for result, shape in zip(signature.results, shapes, strict=True)
-            ]
+            sizes = self._infer((op, key), op, args, kwargs)
         else:
             if signature.out and any(not kwargs[name].numel() for name in signature.out if name in kwargs):
                 self._resize_out((op, key), op, args, kwargs)
-            results = [_argument(result, args, kwargs) for result in signature.results]
-        self.kernels.launch(signature.name, index, tensors, results, args, kwargs)
+            sizes = [_NEW] * len(signature.results)  # none is made
+        results: list[Any] = []
+
+        def make() -> None:
+            at = len(results)
+            where = signature.results[at]
+            results.append(self._allocate(sizes[at], index) if where is _NEW else _argument(where, args, kwargs))
+
+        self.kernels.launch(signature.name, index, sizes, args, make)
         self._follow(op, signature, args, kwargs, results)
         if len(results) == 1:
             return results[0]
@@ -209,8 +234,13 @@ class Dispatcher:
     def _meta(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return the results of the meta kernel."""
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch():
-            found = op(*_on_meta(args), **_on_meta_named(kwargs))
-        return found if isinstance(found, tuple) else (found,)
+            try:
+                found = op(*_on_meta(args), **_on_meta_named(kwargs))
+            except NotImplementedError:
+                found = shapes.without_meta(op, args, kwargs)
+        found = found if isinstance(found, tuple) else (found,)
+        layout = shapes.LAYOUTS.get(op)
+        return layout(args, found) if layout else found
 
     def _resize_out(self, key: Any, op: Any, args: Any, kwargs: Any) -> None:
         found = self._infer(key, op, args, kwargs)
@@ -227,6 +257,18 @@ class Dispatcher:
             size, stride, dtype = shape
             return new_tensor(self.memory, index, size, stride, dtype)
         return shape
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a piece of memory, in any order."""
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _operator(name: str) -> Any:

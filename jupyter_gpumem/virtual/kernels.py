@@ -1,67 +1,26 @@
 """What CUDA's kernels take from the allocator while they run, and the libraries below them for good.
 
-No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, from a
-table measured on a GPU; workspaces are taken at the first product on each stream and in each of autograd's threads.
+No operator shows this memory to PyTorch's dispatcher. What a kernel needs is a formula of its operands' sizes, checked
+against measurements on a GPU (`temporaries.py`); workspaces are taken at the first product on each stream and in each
+of autograd's threads.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .operators import PRODUCTS, WITH_BIAS
+from .operators import LAYERS, PRODUCTS, WITH_BIAS
+from .temporaries import KERNELS, Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from .memory import VirtualMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Temporary:
-    """One allocation inside a kernel: `fixed + elements * (bytes + items * item size)` of one operand.
-
-    Attributes:
-        operand: `in0`, `in1`, ... are the tensors given, `out0`, ... those returned.
-        items, bytes, fixed: multiples of the operand's item size and of a byte per element, and bytes without any.
-        dtypes: names of the operand's types that it holds for; empty for all.
-        least: elements of the operand below which the kernel does without.
-    """
-
-    operand: str
-    items: float = 0.0
-    bytes: float = 0.0
-    fixed: int = 0
-    dtypes: tuple[str, ...] = ()
-    least: int = 0
-
-    def size(self, given: list[torch.Tensor], returned: list[Any]) -> int:
-        """Return the bytes; 0 where the formula does not hold."""
-        among, at = (
-            (given, int(self.operand[2:])) if self.operand.startswith("in") else (returned, int(self.operand[3:]))
-        )
-        if at >= len(among) or not isinstance(among[at], torch.Tensor):
-            return 0
-        tensor = among[at]
-        count: int = tensor.numel()
-        if count < self.least or not count:
-            return 0
-        if self.dtypes and str(tensor.dtype).removeprefix("torch.") not in self.dtypes:
-            return 0
-        return self.fixed + round(count * (self.bytes + self.items * int(tensor.dtype.itemsize)))
-
-
-@functools.cache
-def table() -> dict[str, tuple[Temporary, ...]]:
-    """Return the temporaries of every operator that has some, from `kernels.json`."""
-    text = resources.files(__package__).joinpath("kernels.json").read_text(encoding="utf-8")
-    return {
-        name: tuple(Temporary(**{**term, "dtypes": tuple(term.get("dtypes", ()))}) for term in terms)
-        for name, terms in json.loads(text)["operators"].items()
-    }
+_RANDOM_STATE = 24  # bytes of a thread's
 
 
 class Kernels:
@@ -74,35 +33,46 @@ class Kernels:
     def __init__(self, memory: VirtualMemory) -> None:
         self.memory = memory
         self.workspaces: dict[tuple[str, int, int, bool], int] = {}
-        self._temporaries = table()
 
     def launch(
         self,
         name: str,
         index: int,
-        given: list[torch.Tensor],
-        returned: list[Any],
+        shapes: Sequence[Any],
         args: Any,
-        kwargs: Any,
+        make: Callable[[], None],
     ) -> None:
-        """Take what an operator needs while it runs, after its results are allocated.
+        """Take what an operator needs while it runs, and make its results among that.
 
         Args:
             name: the operator, without name space and overload.
             index: the card it runs on.
-            given: its tensors, those in lists as well.
-            returned: its results.
+            shapes: sizes, strides and type of each result.
             args: its arguments.
-            kwargs: its arguments by name.
+            make: makes the next result.
 
         Raises:
             torch.OutOfMemoryError: the card is full.
         """
+        kernel = KERNELS.get(name)
+        steps: Sequence[int | None] = []
+        if kernel is not None:
+            results = [Result(*one) if type(one) is tuple else None for one in shapes]
+            steps = kernel(self.memory.cards[index], args, results)
+        for _ in range(len(shapes) - list(steps).count(None)):
+            make()
         if name in PRODUCTS:
             self._workspace(name, index, args)
-        terms = self._temporaries.get(name)
-        if terms:
-            self.memory.scratch(index, [size for term in terms if (size := term.size(given, returned))])
+        if steps:
+            self.memory.scratch(index, steps, make)
+
+    def dropout_state(self, index: int) -> None:
+        """Take cuDNN's state of random numbers, one for each thread of the card; it is kept."""
+        card = self.memory.cards[index]
+        key = ("cuDNN", index, 0, False)
+        if key not in self.workspaces:
+            self.memory.scratch(index, [8])
+            self.workspaces[key] = self.memory.allocate(index, card.multiprocessors * card.threads * _RANDOM_STATE)
 
     def clear_workspaces(self) -> None:
         """Give the workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""
@@ -113,7 +83,7 @@ class Kernels:
     def _workspace(self, name: str, index: int, args: Any) -> None:
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
-        if name in WITH_BIAS and args[0].dim() == 1:
+        if (name in WITH_BIAS and args[0].dim() == 1) or name in LAYERS:
             self._take("cuBLASLt", index, card.cublaslt)
 
     def _take(self, library: str, index: int, size: int) -> None:

@@ -123,13 +123,28 @@ class VirtualMemory:
         if address:
             self.released.append(_Released(device, address))
 
-    def scratch(self, device: int, sizes: Iterable[int]) -> None:
-        """Allocate memory and give it back, as a kernel does with what it needs while it runs."""
-        taken: list[int] = []
+    def scratch(self, device: int, sizes: Iterable[int | None], make: Callable[[], None] = lambda: None) -> None:
+        """Allocate memory and give it back, as a kernel does with what it needs while it runs.
+
+        Args:
+            device: index of the card.
+            sizes: bytes in the order they are asked for; a negative size gives the last block of that size back, and
+                what is left is given back at the end; `None` is the moment of something else.
+            make: done at that moment.
+        """
+        taken: list[tuple[int, int]] = []
         try:
-            taken.extend(self.allocate(device, size) for size in sizes)
+            for size in sizes:
+                if size is None:
+                    make()
+                    continue
+                if size >= 0:
+                    taken.append((size, self.allocate(device, size)))
+                    continue
+                at = next(at for at in reversed(range(len(taken))) if taken[at][0] == -size)
+                self.free(device, taken.pop(at)[1])
         finally:
-            for address in reversed(taken):
+            for _, address in reversed(taken):
                 self.free(device, address)
 
     def record_stream(self, device: int, address: int, stream: int) -> None:

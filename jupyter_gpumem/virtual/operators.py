@@ -13,6 +13,8 @@ _COMPOSITES = (
     "native_layer_norm",
     "_fused_rms_norm",
     "mish_backward",
+    "silu_backward",
+    "native_channel_shuffle",
     "_chunk_cat",
     "_chunk_cat.out",
     "_grouped_mm",
@@ -49,7 +51,10 @@ MANY_DEVICES = frozenset(
 )
 """Operators whose arguments may be on different devices."""
 
-PRODUCTS = frozenset(
+LAYERS = frozenset({"_transformer_encoder_layer_fwd", "_native_multi_head_attention"})
+"""Whole layers with products in them, some with a bias."""
+
+PRODUCTS = LAYERS | frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "_int_mm", "_addmm_activation"}
 )
 """Operators that cuBLAS does, with a workspace."""

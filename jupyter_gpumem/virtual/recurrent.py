@@ -5,20 +5,34 @@ PyTorch takes them for `nn.LSTM`, `nn.GRU` and `nn.RNN` on a CUDA device, and st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .storages import NATIVE
+
+if TYPE_CHECKING:
+    from .kernels import Kernels
 
 _aten = torch.ops.aten
 _set = _aten.set_.source_Storage_storage_offset
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
-def install() -> torch.library.Library:
-    """Register the layers and the operators behind them."""
+_WORKSPACE = {0: 3.0, 1: 3.0, 2: 11.0, 3: 8.5}
+"""cuDNN's workspace in sizes of the output: seen for LSTM and GRU on an H200 (cuDNN 9.19), assumed for plain cells."""
+_STATES = {0: 1, 1: 1, 2: 5, 3: 6}
+"""What is kept of each cell for the backward pass: the gates, and an LSTM's cell state. Plain cells: assumed."""
+
+
+def install(kernels: Kernels) -> torch.library.Library:
+    """Register the layers and the operators behind them.
+
+    Args:
+        kernels: where cuDNN's state of random numbers is taken.
+    """
     library = torch.library.Library("aten", "IMPL")
+    rnn = _Forward(kernels)
     for name, mode in _MODES.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             library.impl(f"{name}.input", _padded(mode), key)
@@ -134,7 +148,18 @@ def flatten_weight(weights: list[torch.Tensor], *_: Any) -> torch.Tensor:
     return buffer
 
 
-def rnn(
+class _Forward:
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __call__(self, data: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+        dropout, train = args[10], args[11]
+        if dropout and train:
+            self.kernels.dropout_state(data.get_device())
+        return _rnn(data, *args)
+
+
+def _rnn(
     data: torch.Tensor,
     weight: list[torch.Tensor],
     _stride: int,
@@ -146,7 +171,7 @@ def rnn(
     proj_size: int,
     num_layers: int,
     batch_first: bool,
-    _dropout: float,
+    dropout: float,
     train: bool,
     bidirectional: bool,
     batch_sizes: list[int],
@@ -170,15 +195,19 @@ def rnn(
     output = data.new_empty((steps, batch, width) if batch_first and not batch_sizes else shape)
     hy = hx.new_empty((num_layers * directions, batch, proj_size or hidden_size))
     cy = cx.new_empty((num_layers * directions, batch, hidden_size)) if cx is not None else data.new_empty((0,))
-    size = reserve_bytes(mode, total, hidden_size, num_layers, directions, data.dtype.itemsize) if train else 0
-    reserve = data.new_empty((size,), dtype=torch.uint8)
+    size = reserve_bytes(mode, total, hidden_size, num_layers, directions, data.dtype.itemsize, dropout=dropout > 0)
+    workspace = _workspace(mode, output)
+    reserve = data.new_empty((size if train else 0,), dtype=torch.uint8)
+    del workspace
     if batch_first and not batch_sizes:
         output = output.transpose(0, 1)
     return output, hy, cy, reserve, weight_buf
 
 
-def reserve_bytes(mode: int, rows: int, hidden: int, layers: int, directions: int, itemsize: int) -> int:
-    """Return what cuDNN keeps for the backward pass.
+def reserve_bytes(
+    mode: int, rows: int, hidden: int, layers: int, directions: int, itemsize: int, *, dropout: bool
+) -> int:
+    """Return what cuDNN keeps for the backward pass; exact for the LSTMs and the GRU seen on an H200 (cuDNN 9.19).
 
     Args:
         mode: 0 and 1 for plain cells, 2 for LSTM, 3 for GRU.
@@ -187,9 +216,17 @@ def reserve_bytes(mode: int, rows: int, hidden: int, layers: int, directions: in
         layers: how many lie on each other.
         directions: 2 for a bidirectional layer, otherwise 1.
         itemsize: bytes of an element.
+        dropout: whether there is dropout between layers.
     """
-    states = {0: 2, 1: 2, 2: 6, 3: 5}[mode]
-    return states * rows * hidden * layers * directions * itemsize
+    width = rows * hidden * directions
+    between = (layers - 1) * width
+    masks = between * directions // 8 + 256 if dropout else 0
+    return (_STATES[mode] * layers * width + between) * itemsize + masks
+
+
+def _workspace(mode: int, output: torch.Tensor) -> torch.Tensor:
+    size = int(_WORKSPACE[mode] * output.numel() * output.dtype.itemsize)
+    return output.new_empty((size,), dtype=torch.uint8)
 
 
 def rnn_backward(
@@ -202,15 +239,49 @@ def rnn_backward(
     *args: Any,
 ) -> tuple[Any, ...]:
     """Return the gradients of data, states and weights; `aten::_cudnn_rnn_backward`."""
-    mask = args[-1]
-    grad_data = torch.empty_like(data)
+    output, grad_output, grad_hy, grad_cy, mode, batch_first, mask = args[0], *args[1:5], args[7], args[-1]
+    given = [
+        grad if grad is not None else torch.zeros_like(state)
+        for grad, state in ((grad_hy, hx), (grad_cy, cx))
+        if state is not None
+    ]
+    steps = data.transpose(0, 1).contiguous() if batch_first else data
+    grads = grad_output if grad_output is not None else torch.zeros_like(output)
+    grads = grads.transpose(0, 1).contiguous() if batch_first else grads.contiguous()
+    grad_data = torch.empty_like(steps)
     grad_hx = torch.empty_like(hx)
     grad_cx = torch.empty_like(cx) if cx is not None else None
-    grads: list[torch.Tensor] = []
+    workspace = _workspace(mode, output)
+    del workspace, steps, grads
+    found: list[torch.Tensor] = []
     if mask[3]:
+        steps = data.transpose(0, 1).contiguous() if batch_first else data
         buffer = weight_buf.new_zeros(weight_buf.shape)
+        workspace = _workspace(mode, output)
+        del workspace, steps
         offset = 0
         for one in weight:
-            grads.append(buffer.as_strided(one.size(), one.stride(), offset))
+            found.append(buffer.as_strided(one.size(), one.stride(), offset))
             offset += one.numel()
-    return grad_data, grad_hx, grad_cx, grads
+    del given
+    return grad_data.transpose(0, 1) if batch_first else grad_data, grad_hx, grad_cx, found
+
+
+class Flatten(torch.autograd.Function):  # type: ignore[misc]
+    """Weights in another type, in one new buffer: what autocast gives cuDNN's layers."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return them."""
+        ctx.dtypes = [weight.dtype for weight in weights]
+        buffer = weights[0].new_empty((sum(weight.numel() for weight in weights),), dtype=dtype)
+        found, offset = [], 0
+        for weight in weights:
+            found.append(buffer.as_strided(weight.size(), weight.stride(), offset))
+            offset += weight.numel()
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Return the gradients in the type of the weights."""
+        return None, *(grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))

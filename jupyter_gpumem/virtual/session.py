@@ -9,7 +9,7 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-from . import attention, autocast, backend, facade, recurrent
+from . import attention, autocast, backend, facade, recurrent, softmax, sparse
 from .cards import Card, parse_cards
 from .dispatch import Dispatcher
 from .kernels import Kernels
@@ -59,7 +59,12 @@ class VirtualGpu:
             self._dispatcher.add_library(library)
         own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
         self._dispatcher.register(own, factories=not real)
-        for library in (attention.install(self.cards), recurrent.install()):
+        for library in (
+            attention.install(self.cards),
+            recurrent.install(self.kernels),
+            sparse.install(self._dispatcher),
+            softmax.install(),
+        ):
             self._dispatcher.add_library(library)
 
     def remove(self) -> list[str]:

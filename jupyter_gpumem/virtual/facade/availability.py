@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.backends.cudnn import rnn
 
 from .properties import DeviceProperties
 
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
 
 _NEWEST = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 _OLDEST = (7, 0)
+_RECURRENT = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")
+"""cuDNN's numbers of them."""
 _NOT_ON_DEVICE = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
+
+
+def _acceptable(tensor: torch.Tensor) -> bool:
+    """Return whether cuDNN would take a tensor, as `torch.backends.cudnn.is_acceptable` does."""
+    types = {torch.half, torch.bfloat16, torch.float, torch.double}
+    return bool(torch._C._get_cudnn_enabled() and tensor.is_cuda and tensor.dtype in types)
 
 
 def invalid_device() -> RuntimeError:
@@ -78,6 +87,10 @@ class Availability:
             # Libraries take `None` for "no CUDA build" and refuse (transformers' bf16 and tf32 checks do), although
             # `is_available()` holds. The release that PyTorch is published for, where it has code for these cards.
             patches.set(torch.version, "cuda", "12.6" if self._has_old() else "13.0")
+        # `nn.LSTM` and its like put their weights in one piece of memory where cuDNN can have them.
+        patches.set(torch.backends.cudnn, "is_acceptable", _acceptable)
+        patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+        patches.set(rnn, "get_cudnn_mode", _RECURRENT.index)
         patches.set(cuda, "_exchange_device", self._exchange)
         patches.set(cuda, "_maybe_exchange_device", self._exchange_back)
         patches.set(cuda, "_get_device_properties", self.properties)

@@ -1,0 +1,86 @@
+"""Sparse gradients of embeddings on the virtual device: indices and values, as on a real one.
+
+PyTorch's own code for sparse tensors in host memory makes and reads them, as it touches no data. What adds them to
+dense parameters takes no memory of note.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jupyter_gpumem.errors import UnavailableError
+
+from .storages import BACKEND
+from .values import place
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+_aten = torch.ops.aten
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+_READERS = (
+    *("_indices", "_values", "_nnz", "sparse_dim", "dense_dim", "is_coalesced", "_dimI", "_dimV", "_coalesced_"),
+    *("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_with_dims"),
+)
+
+
+def install(dispatcher: Dispatcher) -> torch.library.Library:
+    """Register them."""
+    rest = torch.library.Library("_", "IMPL")
+    rest.fallback(_refuse, "SparsePrivateUse1")
+    dispatcher.add_library(rest)
+    library = torch.library.Library("aten", "IMPL")
+    for name in _READERS:
+        library.impl(name, _reader(getattr(_aten, name).default), "SparsePrivateUse1")
+    library.impl("add_.Tensor", lambda dense, _sparse, **_: dense, "SparsePrivateUse1")
+    library.impl("detach", _copy, "SparsePrivateUse1")
+    library.impl("clone", lambda tensor, **_: _copy(tensor, values=_values(tensor).clone()), "SparsePrivateUse1")
+    library.impl("zero_", lambda tensor: tensor, "SparsePrivateUse1")
+
+    def bag_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not args[9]:
+            return dispatcher.run(_aten._embedding_bag_backward.default, *args, **kwargs)
+        grad, indices, rows = args[0], args[1], args[6]
+        values = grad.new_empty((indices.numel(), grad.size(-1)))
+        return _new((rows, grad.size(-1)), indices.reshape(1, -1), values)
+
+    def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, rows: int, *_: Any) -> torch.Tensor:
+        return _new((rows, grad.size(-1)), indices.reshape(1, -1), grad.reshape(-1, grad.size(-1)))
+
+    library.impl("_embedding_bag_backward", bag_backward, "PrivateUse1")
+    library.impl("embedding_sparse_backward", embedding_backward, "PrivateUse1")
+    return library
+
+
+def _new(size: tuple[int, ...], indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    make = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+    device = torch.device(BACKEND, values.get_device())
+    return make.redispatch(
+        _CPU,
+        *(1, len(size) - 1, list(size), indices, values),
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=device,
+    )
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    return _aten._values.default.redispatch(_CPU, tensor)
+
+
+def _copy(tensor: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
+    indices = _aten._indices.default.redispatch(_CPU, tensor)
+    return _new(tuple(tensor.size()), indices, _values(tensor) if values is None else values)
+
+
+def _reader(op: Any) -> Any:
+    return lambda *args, **kwargs: op.redispatch(_CPU, *args, **kwargs)
+
+
+def _refuse(op: Any, *_args: Any, **_kwargs: Any) -> Any:
+    file, line = place()
+    raise UnavailableError(
+        f"{op} of a sparse tensor is not known to a virtual GPU, at {file}:{line}; run this line on the CPU"
+    )

@@ -1,0 +1,105 @@
+"""What kernels take on the virtual GPU, held against what an H200 was seen to take, call by call."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from jupyter_gpumem.virtual import reductions  # noqa: E402
+from jupyter_gpumem.virtual.recurrent import reserve_bytes  # noqa: E402
+from jupyter_gpumem.virtual.session import virtual_gpu  # noqa: E402
+from jupyter_gpumem.virtual.temporaries import KERNELS  # noqa: E402
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+from kernel_fit import check, temporaries  # noqa: E402
+
+CALLS = json.loads((BENCHMARKS / "results" / "kernels-h200.json").read_text())["calls"]
+NOT_TO_THE_BYTE = {
+    "_embedding_bag_backward",  # sparse gradients do not come this way
+    "convolution",  # cuDNN's heuristics: a table has those that differ
+    "convolution_backward",
+    "index_put",  # several index tensors are checked one by one first
+    "topk",  # sorts what it selected
+}
+MEASURED = {call["op"].split(".")[1] for call in CALLS}
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS.keys() & MEASURED - NOT_TO_THE_BYTE))
+def test_a_formula_says_what_every_measured_call_took(name):
+    """Sizes, types, layouts: all that were measured."""
+    (line,) = check([call for call in CALLS if call["op"].split(".")[1] == name])
+    right, _, total = line.removeprefix(f"{name}: ").removesuffix(" calls as said").partition(" of ")
+    assert right == total
+
+
+def test_a_reduction_by_several_blocks_needs_their_partial_results():
+    """The gradient of a bias of 32,000 outputs took 147 MB on an H200."""
+    assert reductions.temporaries((4096, 32000), (32000, 1), (0,), 4, 132, 2048) == [147456000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "hidden", "directions", "itemsize", "seen"),
+    [(2, 4480, 650, 1, 4, 128492256), (2, 8192, 512, 2, 2, 186646784), (3, 8192, 768, 1, 2, 164364544)],
+)
+def test_cudnn_keeps_what_it_was_seen_to_keep(mode, rows, hidden, directions, itemsize, seen):
+    """Two LSTMs and a GRU of two layers, with dropout between them."""
+    assert reserve_bytes(mode, rows, hidden, 2, directions, itemsize, dropout=True) == seen
+
+
+def test_temporaries_are_told_from_results():
+    """What stays divides what does not."""
+    assert temporaries([5, 10, 7, -7, 20, 8, -8, -5])[:3] == [[5], [7], [8]]
+
+
+def allocations(function) -> list[int]:
+    """Return the sizes that a function asks a virtual H200 for."""
+    with virtual_gpu("H200") as gpu:
+        weight = torch.randn(512, 1024, device="cuda", requires_grad=True)
+        hidden = weight * 2
+        loss = function(hidden)
+        asked: list[int] = []
+        gpu.memory.observers.append(
+            lambda kind, _device, _address, size: asked.append(size) if kind == "alloc" else None
+        )
+        loss.backward()
+        return [size for size in asked if size == weight.numel() * 4]
+
+
+def test_gradients_are_added_up_in_place_as_on_a_real_device():
+    """A third branch costs its own gradient's steps, and no block for a sum."""
+    two = allocations(lambda h: (h.sin() + h.cos()).sum())
+    three = allocations(lambda h: (h.sin() + h.cos() + h.exp()).sum())
+    assert len(three) - len(two) == 1
+
+
+def test_a_gradient_that_a_program_keeps_is_not_added_to():
+    """The one a hook was given stays as it was."""
+    with virtual_gpu("H200"):
+        weight = torch.randn(8, 8, device="cuda", requires_grad=True)
+        kept = []
+        one, other = weight * 2, weight * 3
+        one.register_hook(lambda grad: kept.append(grad))
+        (one.sin() + other.cos()).sum().backward()
+        assert kept[0].data_ptr() != weight.grad.data_ptr()
+
+
+def test_a_sparse_gradient_holds_the_rows_that_were_used():
+    """And an optimizer can use it."""
+    with virtual_gpu("H200"):
+        bag = torch.nn.EmbeddingBag(100_000, 64, mode="sum", sparse=True).cuda()
+        bag(torch.zeros(50, dtype=torch.int64, device="cuda"), torch.arange(0, 50, 5, device="cuda")).sum().backward()
+        assert bag.weight.grad.is_sparse
+        assert bag.weight.grad._values().shape == (50, 64)
+        torch.optim.SGD(bag.parameters(), lr=0.1).step()
+
+
+def test_an_operator_without_a_meta_kernel_gets_its_shape_from_the_host():
+    """`logcumsumexp` has none."""
+    with virtual_gpu("H200"):
+        assert torch.logcumsumexp(torch.randn(5, 7, device="cuda"), 1).shape == (5, 7)
