@@ -37,7 +37,8 @@ def test_panel_shows_a_virtual_gpu(lab):
     lab.open(
         "%gpumem_virtual on --gpu A100-40GB\nimport torch",
         "%gpumem_panel",
-        "kept = [torch.empty(n * 2**18, device='cuda') for n in range(1, 30)]\ndel kept[::2]\ntime.sleep(1)\n"
+        "kept = [torch.empty(n * 2**18, device='cuda') for n in range(1, 30)]\ndel kept[::2]\n"
+        "print('holds', torch.cuda.memory_allocated(), end='.')\ntime.sleep(1)\n"
         "torch.empty(60 * 2**30, dtype=torch.uint8, device='cuda')",
     ).run_all()
     lab.wait_for_panel(docked=True)
@@ -46,7 +47,9 @@ def test_panel_shows_a_virtual_gpu(lab):
     lab.page.locator(".jupyterlab-sidecar .gm-device").select_option(str(slot))
     lab.wait_for_value("store.map?.summary.stranded > 0 && store.shown.marks(0, 1e12).some(m => m.kind === 'oom')")
     assert lab.value("store.device.name") == "virtual A100-40GB"
-    assert lab.value("store.newest('allocated')") == sum(range(2, 30, 2)) * 2**20
+    held = lab.value("store.newest('allocated')")
+    assert held >= sum(range(2, 30, 2)) * 2**20
+    assert lab.page.locator(".jp-OutputArea-output", has_text=f"holds {held}.").count() == 1
     assert lab.value("store.cells.at(-1).error") == "OutOfMemoryError"
 
 
@@ -236,18 +239,27 @@ def test_keyboard_reaches_everything(lab):
     assert panel.locator(".gm-detail").inner_text().startswith("Pinned: 4.00 MiB allocated")
 
 
-def test_twenty_thousand_blocks_are_drawn_in_one_frame(lab):
-    """The whole map of 20,000 blocks is drawn within the 16 ms of a frame."""
+def test_twenty_thousand_blocks_are_drawn(lab):
+    """All of 20,000 blocks are in the picture; how long drawing them anew takes is kept beside the screenshots."""
     lab.open(
         "%gpumem_panel --inline", "kept = [gpu.allocate(4096) for _ in range(20_000)]\nfor a in kept[::2]: gpu.free(a)"
     )
     lab.run_all()
     lab.wait_for_panel()
     lab.wait_for_value("store.map?.summary.blocks >= 20000")
-    script = "(() => { const b = view.segments.blocks; b.scroller.style.maxHeight = '3000px'; const t = [];"
-    script += (
-        "for (let i = 0; i < 20; i++) { const s = performance.now(); b.drawNow(); t.push(performance.now() - s); }"
-    )
-    times = lab.value(f"{script} b.scroller.style.maxHeight = ''; return t.sort((a, b) => a - b); }})()")
-    lab.note("draw_20000_blocks_ms", {"median": times[10], "least": times[0], "most": times[-1]})
+    script = """(() => {
+      const blocks = view.segments.blocks;
+      blocks.scroller.style.maxHeight = "3000px";
+      const times = [];
+      for (let n = 0; n < 100; n++) {
+        blocks.paints = new WeakMap();
+        const began = performance.now();
+        blocks.drawNow();
+        times.push(performance.now() - began);
+      }
+      blocks.scroller.style.maxHeight = "";
+      return times.sort((a, b) => a - b);
+    })()"""
+    times = lab.value(script)
+    lab.note("draw_20000_blocks_ms", {"median": times[50], "least": times[0], "most": times[-1]})
     assert lab.value("view.segments.blocks.rows.reduce((n, row) => n + row.entries.length, 0)") >= 20_000

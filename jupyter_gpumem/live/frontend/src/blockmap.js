@@ -33,6 +33,8 @@ export class BlockMapView {
     /** @type {Row[]} */
     this.rows = [];
     this.height = 0;
+    /** @type {WeakMap<Row, { width: number, rectangles: import("./layout.js").Paint }>} */
+    this.paints = new WeakMap();
     /** @type {Spot | null} */
     this.spot = null;
     /** @type {Spot | null} */
@@ -94,6 +96,19 @@ export class BlockMapView {
     }
   }
 
+  /**
+   * The rectangles of a row; pointing at it does not compute them anew.
+   * @param {Row} row
+   * @param {number} width
+   */
+  painted(row, width) {
+    const known = this.paints.get(row);
+    if (known?.width === width) return known.rectangles;
+    const rectangles = paint(row, width);
+    this.paints.set(row, { width, rectangles });
+    return rectangles;
+  }
+
   /** Where a row begins and how wide it is. @param {Row} row */
   extent(row) {
     return { left: LABEL, width: Math.max(2, Math.round((this.scroller.clientWidth - LABEL - 2) * row.share)) };
@@ -140,21 +155,25 @@ export class BlockMapView {
       const place = this.extent(row);
       const left = Math.round(place.left * ratio);
       const wide = Math.round(place.width * ratio);
-      const { whole, mixed } = paint(row, wide);
+      const { whole, mixed } = this.painted(row, wide);
       for (let i = 0; i < whole.length; i += WHOLE_WIDTH) {
         const [x, w, state] = [left + whole[i], whole[i + 1], whole[i + 2]];
         add(state, [x, y, w, tall]);
         if (w >= EDGED * ratio) edges.rect(x, y, Math.max(1, Math.round(ratio / 2)), tall);
       }
-      for (let i = 0; i < mixed.length; i += MIXED_WIDTH) {
-        const [x, allocated, awaiting, free] = [left + mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]];
-        const sum = allocated + awaiting + free;
-        // Whatever is there gets a pixel at least: a tiny live block is what pins a segment.
-        const live = allocated && Math.max(1, Math.round((tall * allocated) / sum));
-        const waiting = awaiting && Math.max(1, Math.round((tall * awaiting) / sum));
-        if (live) add(ALLOCATED, [x, y + tall - live, 1, live]);
-        if (waiting) add(AWAITING, [x, y + tall - live - waiting, 1, waiting]);
-        if (tall > live + waiting) add(FREE, [x, y, 1, tall - live - waiting]);
+      for (let i = 0; i < mixed.length; ) {
+        const [first, live, waiting] = shares(mixed, i, tall);
+        let end = first;
+        // Pixels that look the same are one rectangle: a segment of tiny blocks has few different ones.
+        for (let same = true; same && i < mixed.length; ) {
+          const next = shares(mixed, i, tall);
+          same = next[0] === end && next[1] === live && next[2] === waiting;
+          if (same) [end, i] = [end + 1, i + MIXED_WIDTH];
+        }
+        const [x, w] = [left + first, end - first];
+        if (live) add(ALLOCATED, [x, y + tall - live, w, live]);
+        if (waiting) add(AWAITING, [x, y + tall - live - waiting, w, waiting]);
+        if (tall > live + waiting) add(FREE, [x, y, w, tall - live - waiting]);
       }
       frames.rect(left - 0.5, y - 0.5, wide + 1, tall + 1);
     }
@@ -277,4 +296,18 @@ export class BlockMapView {
     cancelAnimationFrame(this.scheduled);
     this.space.remove();
   }
+}
+
+/**
+ * Where a pixel that several blocks share lies, and how much of its height is allocated and awaiting free. Whatever is
+ * there gets one device pixel at least: a tiny live block is what pins a segment.
+ * @param {number[]} mixed
+ * @param {number} i
+ * @param {number} tall
+ */
+function shares(mixed, i, tall) {
+  const [x, allocated, awaiting, free] = [mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]];
+  const sum = allocated + awaiting + free;
+  const live = allocated && Math.max(1, Math.round((tall * allocated) / sum));
+  return [x, live, awaiting && Math.max(1, Math.round((tall * awaiting) / sum))];
 }
