@@ -31,6 +31,7 @@ _MEASURED = (9, 0)  # compute capability of the card that was measured
 _MOST_PICTURES = 40 * 1024**2  # bytes up to which there is a partial result for each picture
 _LARGE, _LARGE_HALF = 1 << 20, 1 << 19  # elements of a weight from which products go by copies, too
 _PARTIAL = 4
+_HEAD = 16  # bytes beside copies: they decide where a block ends, and with that the size of a new segment
 
 
 def key(kind: str, x: torch.Tensor, w: torch.Tensor, options: Sequence[Any]) -> str:
@@ -78,7 +79,7 @@ def forward_formula(args: Any, results: list[Any]) -> list[int | None]:
     elif (_product(x, w, step) and not _large(x, w)) or _direct(x, w, step):
         size = 0
     elif max(w.shape[2:]) == 1:
-        size = _bytes(x) + _bytes(results[0])
+        size = _bytes(x) + _bytes(results[0]) + _HEAD
     else:
         size = _copies(x, w)
         if x.dtype != torch.float32 or max(spread) <= 8:
@@ -118,7 +119,7 @@ def backward_formula(card: Card, args: Any) -> tuple[int, int]:
         return 0, 0
     alone = not last and _product(x, w, step)
     whole = 0 if last or _direct(x, w, step) else _copies(x, w) + _bytes(g)
-    data = _bytes(g) + _bytes(w) if args[7] and _patches(w, step) and whole else whole
+    data = _bytes(g) + _bytes(w) + _HEAD if args[7] and _patches(w, step) and whole else whole
     if alone and not _large(x, w):
         data = 0
     return data, _weight_gradient(card, g, x, w, whole, alone=alone)
@@ -133,7 +134,7 @@ def _weight_gradient(card: Card, g: torch.Tensor, x: torch.Tensor, w: torch.Tens
         if alone and pictures <= _MOST_PICTURES:
             return pictures
         if _large(x, w):
-            return _bytes(x) + _bytes(g)
+            return _bytes(x) + _bytes(g) + _HEAD
     if few and (x.dtype == torch.float32 and not whole):
         return 0
     window = math.prod(w.shape[2:])
@@ -157,7 +158,7 @@ def _direct(x: torch.Tensor, w: torch.Tensor, step: Sequence[int]) -> bool:
 
 def _copies(x: torch.Tensor, w: torch.Tensor) -> int:
     """Return the bytes of copies of input and weight."""
-    return _bytes(x) + _bytes(w) if x.dtype == torch.float32 else _padded(x, w)
+    return (_bytes(x) + _bytes(w) if x.dtype == torch.float32 else _padded(x, w)) + _HEAD
 
 
 def _padded(x: torch.Tensor, w: torch.Tensor) -> int:
