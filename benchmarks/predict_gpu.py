@@ -28,12 +28,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--at-once", type=int, default=8, help="processes that run at the same time (default: 8)")
+    parser.add_argument("--peaks-only", action="store_true", help="leave the second run of each case out")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    record(options.folder, options.cases, options.at_once)
+    record(options.folder, options.cases, options.at_once, (measure,) if options.peaks_only else (measure, log))
 
 
-def record(folder: Path, names: list[str], at_once: int) -> None:
+def record(folder: Path, names: list[str], at_once: int, functions: tuple) -> None:
     from predict_cases import CASES
 
     unknown = set(names) - CASES.keys()
@@ -45,7 +46,7 @@ def record(folder: Path, names: list[str], at_once: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["predict_cases", "operator_log", "jupyter_gpumem"])
-    jobs = [(function, case.name) for function in (measure, log) for case in chosen]
+    jobs = [(function, case.name) for function in functions for case in chosen]
     began = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         results = list(pool.map(lambda job: in_process(context, folder, *job), jobs))

@@ -8,6 +8,7 @@ Without names: every notebook of this folder. `--save` writes the outputs back i
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
+_FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)*(?=(?:jupyter_gpumem|torch|IPython)/)")
+_CELL_FILE = re.compile(r"[^\s\"']*ipykernel_\d+[/\\]\d+\.py")
 
 
 def main() -> int:
@@ -64,9 +67,14 @@ def shown(cell: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what differs from run to run without telling anything: timing metadata."""
+    """Drop what differs from run to run without telling anything: timing metadata, and where files lie."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", ()):
+            if output.output_type == "stream":
+                output.text = _FOLDER.sub("", _CELL_FILE.sub("<cell>", output.text))
+            elif output.output_type == "error":
+                output.traceback = [_FOLDER.sub("", line) for line in output.traceback]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .batch_size import find_batch_size
     from .comparison import WhatIf, whatif
     from .control.auditing import audit
     from .control.capping import limit
@@ -30,11 +31,17 @@ if TYPE_CHECKING:
         ShortOfMemoryError,
         UnavailableError,
     )
+    from .holding import holders
+    from .letting_go import free
+    from .live import Panel, panel
     from .measurement import Measure, measure
+    from .oom import explain_oom
     from .overview import status
+    from .prediction import predict
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Reservation, Status
+    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status
+    from .retrying import retry_on_oom
     from .tracker import Tracker
     from .virtual.session import virtual_gpu
 
@@ -50,6 +57,8 @@ _HOMES = {
     "Limits": "records",
     "Measure": "measurement",
     "Measurement": "records",
+    "Panel": "live",
+    "Prediction": "records",
     "Recording": "recording",
     "RecordingError": "errors",
     "Reservation": "records",
@@ -62,12 +71,19 @@ _HOMES = {
     "allocator_config": "control.configuration",
     "audit": "control.auditing",
     "empty_cache": "control.returning",
+    "explain_oom": "oom",
+    "find_batch_size": "batch_size",
+    "free": "letting_go",
+    "holders": "holding",
     "limit": "control.capping",
     "measure": "measurement",
     "monitor": "control.monitoring",
+    "panel": "live",
+    "predict": "prediction",
     "read_recording": "recording",
     "record": "recorder",
     "reserve": "control.reservation",
+    "retry_on_oom": "retrying",
     "status": "overview",
     "virtual_gpu": "virtual.session",
     "whatif": "comparison",
@@ -83,6 +99,8 @@ __all__ = [
     "Limits",
     "Measure",
     "Measurement",
+    "Panel",
+    "Prediction",
     "Recording",
     "RecordingError",
     "Reservation",
@@ -95,12 +113,19 @@ __all__ = [
     "allocator_config",
     "audit",
     "empty_cache",
+    "explain_oom",
+    "find_batch_size",
+    "free",
+    "holders",
     "limit",
     "measure",
     "monitor",
+    "panel",
+    "predict",
     "read_recording",
     "record",
     "reserve",
+    "retry_on_oom",
     "status",
     "virtual_gpu",
     "whatif",

@@ -120,6 +120,20 @@ class PeakLedger:
             self._unwatch_if_idle()
         return interval.spans
 
+    def read(self, interval: Interval) -> list[tuple[Backend, int, Counters, int | None]]:
+        """Return, of every ready device, its counters and the highest allocated value of an interval that stays open.
+
+        About 20 us for each device, on any thread. Nothing is folded for it: that comes with the next reset.
+        """
+        found = []
+        with self._lock:
+            for backend, index in devices.ready_devices():
+                if interval.covers(backend, index):
+                    read = devices.counters(backend.stats(index))
+                    peak = _highest(self._span(interval, backend, index).peak_allocated, read.peak_allocated)
+                    found.append((backend, index, self._with_totals(backend, index, read), peak))
+        return found
+
     @property
     def open_intervals(self) -> int:
         """How many measurements are open now."""

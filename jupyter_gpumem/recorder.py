@@ -92,6 +92,11 @@ class Recorder:
         """
         return write_recording(self.recording().snapshot, path)
 
+    @property
+    def running(self) -> bool:
+        """Whether anyone records."""
+        return self._history.enabled()
+
     def status(self) -> RecorderStatus:
         """Return whether and how events are recorded. Counts them, which takes as long as a snapshot does."""
         with self._lock:

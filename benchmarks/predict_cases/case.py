@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+OTHER_SIZES = bool(os.environ.get("GPUMEM_OTHER_SIZES"))
+"""Whether texts and images come in other sizes: cases that nothing was fitted to."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ def train(model, optimizer, batch, loss_of, *, steps=2, amp=None, scaler=False, 
 
 
 def tokens(batch, length, vocabulary):
+    if OTHER_SIZES:
+        batch, length = batch + batch // 2 + 1, length * 3 // 4
     return lambda: (torch.randint(1, vocabulary, (batch, length + 1), device="cuda"),)
 
 
@@ -75,6 +82,8 @@ def next_token(model, text):
 
 
 def images(batch, size=224, classes=1000, layout=torch.contiguous_format):
+    if OTHER_SIZES:
+        batch += batch // 2 + 1
     return lambda: (
         torch.randn(batch, 3, size, size, device="cuda").to(memory_format=layout),
         torch.randint(0, classes, (batch,), device="cuda"),

@@ -17,8 +17,8 @@ PAGE = 2 * MiB
 GRANULE = 32 * MiB
 """What the driver hands out address space in."""
 
-_TOP = 0x7F00_0000_0000
-_BOTTOM = 0x3_0000_0000
+TOP = 0x7F00_0000_0000
+BOTTOM = 0x3_0000_0000
 
 
 class Driver(Protocol):
@@ -88,7 +88,7 @@ class TopDownDriver:
         space: from where to where addresses are handed out: segments from the end down, ranges from the start up.
     """
 
-    def __init__(self, capacity: int | None = None, space: tuple[int, int] = (_BOTTOM, _TOP)) -> None:
+    def __init__(self, capacity: int | None = None, space: tuple[int, int] = (BOTTOM, TOP)) -> None:
         self.capacity = capacity
         self.used = 0
         self._arenas: list[Arena] = []

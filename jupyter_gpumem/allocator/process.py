@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from jupyter_gpumem.units import MiB
 
-from .driver import GRANULE, Arena, TopDownDriver
+from .driver import BOTTOM, GRANULE, TOP, Arena, TopDownDriver
 
 CALLS = 4096
 """After so many operations the driver takes some memory of its own."""
@@ -53,10 +53,11 @@ class ProcessDriver(TopDownDriver):
 
     Args:
         capacity: bytes of physical memory that segments can have, or `None` without end.
+        top: the address below which everything lies.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int | None = None, top: int = TOP) -> None:
+        super().__init__(capacity, (BOTTOM, top))
         first = self._lowest - (_HOLES * _EVERY + 1) * GRANULE
         self._holes = [
             (start, start + GRANULE) for start in range(first + _EVERY * GRANULE, self._lowest, _EVERY * GRANULE)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
+
+from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +45,15 @@ def read_environment(environ: Mapping[str, str], in_force: str | None = None) ->
         others = " and ".join(name for name in given if name != winner)
         notes.append(f"{winner} and {others} are both set and differ: {winner} wins; unset the other.")
     return Environment(winner, given[winner], tuple(notes))
+
+
+def starting_settings() -> AllocatorSettings:
+    """Return the settings that PyTorch would take from the environment at the first use of a GPU.
+
+    Raises:
+        InvalidValueError: they are not understood.
+    """
+    return AllocatorSettings.parse(read_environment(os.environ).text)
 
 
 def permanent_line(text: str, environment: Environment) -> str | None:

@@ -1,7 +1,8 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
-from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back
+from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back, give_back_everywhere
 from .base import Backend, Controls, Driver, Stats, Watcher, counters
+from .context import check_context, find_context_again, lose_context, lost_context, sticky_error
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
@@ -31,18 +32,24 @@ __all__ = [
     "add_backend",
     "backend",
     "backends",
+    "check_context",
     "check_devices",
     "counters",
     "device_labels",
     "driver_memory",
     "explain_absence",
     "explain_unused",
+    "find_context_again",
     "first_actable",
     "give_back",
+    "give_back_everywhere",
     "loaded_torch",
+    "lose_context",
+    "lost_context",
     "ready_devices",
     "remove_backend",
     "stand_in",
+    "sticky_error",
     "torch_installed",
     "uninitialised_cards",
     "versions",

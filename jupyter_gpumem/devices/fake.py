@@ -43,6 +43,7 @@ class FakeBackend:
         self._stats = [_zero_stats() for _ in range(devices)]
         self._live: dict[int, tuple[int, int, int]] = {}
         self._handles = itertools.count(1)
+        self._limits: dict[int, int] = {}
         self._watchers: list[Watcher] = []
         self._lock = threading.RLock()
         self.context = 512 * MiB
@@ -66,7 +67,8 @@ class FakeBackend:
             reserved, allocated = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
             missing = max(0, allocated["current"] + block - reserved["current"])
             segment = -(-missing // (2 * MiB)) * 2 * MiB
-            if reserved["current"] + segment + self.context + self.others > self._total:
+            wanted = reserved["current"] + segment
+            if wanted + self.context + self.others > self._total or wanted > self._limits.get(index, self._total):
                 stats["num_alloc_retries"] += 1
                 stats["num_ooms"] += 1
                 raise FakeOutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GiB:.2f} GiB.")
@@ -98,6 +100,13 @@ class FakeBackend:
             stats = self._stats[index]
             keep = -(-stats["allocated_bytes"]["all"]["current"] // (2 * MiB)) * 2 * MiB
             _raise(stats, "reserved_bytes", keep - stats["reserved_bytes"]["all"]["current"])
+
+    def cap(self, limit: int | None, index: int = 0) -> None:
+        """Let the process reserve no more than so many bytes, as `set_per_process_memory_fraction` does."""
+        if limit is None:
+            self._limits.pop(index, None)
+        else:
+            self._limits[index] = limit
 
     def user_stats(self, index: int = 0) -> Stats:
         """Read the statistics as user code does through `torch.cuda.memory_stats`."""
@@ -161,8 +170,8 @@ class FakeBackend:
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def limit(self, index: int) -> int | None:  # noqa: ARG002
-        return None
+    def limit(self, index: int) -> int | None:
+        return self._limits.get(index)
 
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}

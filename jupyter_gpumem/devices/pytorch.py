@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.records import Device, DriverMemory
 
 from .base import VIRTUAL
+from .context import lost_context
 from .controls import AllocatorControls
 from .interception import Interception, original
 from .workspaces import candidates
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 def loaded_torch() -> Any | None:
     """Return torch if the process has imported it (completely enough to be asked), else `None`."""
     torch = sys.modules.get("torch")
+    if getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        return None  # another thread is importing it at this moment
     return torch if torch is not None and hasattr(torch, "_C") and hasattr(torch, "cuda") else None
 
 
@@ -47,6 +50,9 @@ def torch_installed() -> bool:
 
 def explain_absence() -> str | None:
     """Return in one sentence why no device memory can be measured in this process, or `None` if it can (or may yet)."""
+    lost = lost_context()
+    if lost is not None:
+        return lost
     torch = loaded_torch()
     if torch is None:
         if torch_installed():
@@ -101,7 +107,7 @@ class CachingAllocator:
     def _module(self) -> Any | None:
         """Return `torch.cuda` or `torch.xpu` once it is initialised in this very process, else `None`."""
         module = getattr(loaded_torch(), self.kind, None)
-        return module if module is not None and module.is_initialized() else None
+        return module if module is not None and module.is_initialized() and lost_context() is None else None
 
     def ready(self) -> Sequence[int]:
         module = self._module()

@@ -69,11 +69,17 @@ def ready_devices() -> Iterator[tuple[Backend, int]]:
             yield backend, index
 
 
-def driver_memory(backend: Backend, index: int) -> DriverMemory | None:
-    """Return the driver's view of a ready device; the device's own run-time library where the driver cannot say."""
+def driver_memory(backend: Backend, index: int, *, runtime: bool = True) -> DriverMemory | None:
+    """Return the driver's view of a ready device; the device's own run-time library where the driver cannot say.
+
+    Args:
+        backend: the family of devices.
+        index: which of them.
+        runtime: whether CUDA's run-time library may be asked; it must not while a graph may be captured.
+    """
     if backend.kind == "cuda":
         known = _driver.memory(backend.device(index))
-        if known is not None:
+        if known is not None or not runtime:
             return known
     return backend.memory(index)
 

@@ -82,11 +82,17 @@ GPUMEM_AUTO = Magic(
         "gpumem_auto",
         "Measure every cell and show one line below each. Without an argument: say whether that is on.",
         usage=("%gpumem_auto [on|off] [options]",),
-        examples="examples:\n  %gpumem_auto on\n  %gpumem_auto on --min 1MiB     no line for cells that moved less",
+        examples="examples:\n  %gpumem_auto on\n  %gpumem_auto on --min 1MiB     no line for cells that moved less\n"
+        "  %gpumem_auto --free-errors on  after a cell that fails, let go of the error's frames at once",
     )
     .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
     .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="measure this device only")
     .option("--min", type=size, default=0, metavar="SIZE", help="show no line for cells that moved less than this")
+    .option(
+        "--free-errors",
+        choices=("on", "off"),
+        help="release the frames of a cell that failed, as %%gpumem_free --errors",
+    )
     .finish(),
     "gpumem:auto",
 )
@@ -139,6 +145,21 @@ GPUMEM_WHATIF = Magic(
     "whatif:compare",
 )
 
+GPUMEM_PANEL = Magic(
+    Options(
+        "gpumem_panel",
+        "Show the live panel: what the allocator holds, also while a cell runs, and a map of every block.\n"
+        "In JupyterLab it docks in the right sidebar, if jupyter_gpumem[sidebar] is installed. There is one panel:\n"
+        "running this again shows the same one here.",
+        usage=("%gpumem_panel [on|off] [--inline]",),
+        examples="examples:\n  %gpumem_panel\n  %gpumem_panel on --inline     below the cell only",
+    )
+    .option("state", nargs="?", choices=("on", "off"), default="on", help="show it or close it")
+    .option("--inline", action="store_true", help="never use the sidebar")
+    .finish(),
+    "panel:panel",
+)
+
 GPUMEM_VIRTUAL = Magic(
     Options(
         "gpumem_virtual",
@@ -162,6 +183,93 @@ GPUMEM_VIRTUAL = Magic(
     )
     .finish(),
     "virtual:switch",
+)
+
+GPUMEM_WHO = Magic(
+    Options(
+        "gpumem_who",
+        "Say who holds GPU memory: variables and what is nested in them, outputs, the last error's frames, autograd\n"
+        "graphs, hooks, garbage, workspaces, and what no Python object shows. Every allocated byte is counted once.\n"
+        "With a name: what keeps the memory of that name alive.",
+        usage=("%gpumem_who [NAME] [options]",),
+        examples="examples:\n"
+        "  %gpumem_who\n"
+        "  %gpumem_who batch        a variable, or a local name of the function that failed",
+    )
+    .option("name", nargs="?", metavar="NAME", help="a variable, or a local name of the last error's frames")
+    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="this device only; repeatable")
+    .option("--budget", type=positive, default=1_000_000, metavar="N", help="look at N objects at most (1,000,000)")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .finish(),
+    "holding:who",
+)
+
+GPUMEM_FREE = Magic(
+    Options(
+        "gpumem_free",
+        "Release what the notebook itself holds, and say what each step gave back: the last error's frames, displayed\n"
+        "outputs that hold GPU memory, garbage in reference cycles, then the unused cache. Your variables are never\n"
+        "touched. Without an option: all steps. Afterwards %debug and %tb have no error to show.",
+        usage=("%gpumem_free [options]",),
+        examples="examples:\n  %gpumem_free\n  %gpumem_free --dry-run       only say what would come back",
+    )
+    .option("--errors", action="store_true", help="let go of the last error")
+    .option("--outputs", action="store_true", help="forget displayed values that hold GPU memory")
+    .option("--cycles", action="store_true", help="run the cycle collector")
+    .option("--dry-run", action="store_true", help="do nothing, and say what would come back")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .finish(),
+    "holding:let_go",
+)
+
+GPUMEM_OOM = Magic(
+    Options(
+        "gpumem_oom",
+        "Explain the last out-of-memory error: the reason in one sentence, the numbers it rests on, and what would\n"
+        "help here. The same is shown once by itself, below the error.",
+        usage=("%gpumem_oom [options]",),
+    )
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .finish(),
+    "errors:explain",
+)
+
+GPUMEM_PREDICT = Magic(
+    Options(
+        "gpumem_predict",
+        "Say what code would need on a GPU and on which cards it would fit, without a GPU and without a trace.\n"
+        "It runs on a virtual GPU as if the memory had no end: nothing is computed, what it prints is shown only if\n"
+        "it fails, and the notebook and the files it writes with open() or torch.save() are as they were afterwards.\n"
+        "Shell commands, the network and files that other libraries write are real.",
+        usage=("%gpumem_predict [options] STATEMENT", "%%gpumem_predict [options]"),
+        statement=True,
+        examples="examples:\n"
+        "  %%gpumem_predict                               all cards that are known\n"
+        "  %%gpumem_predict --gpu T4 --gpu RTX-4090       as on these two\n"
+        "  %%gpumem_predict --gpu 24GiB --batch batch     and the largest `batch` that fits\n"
+        "  %%gpumem_predict -v need                       the result goes to the variable `need`",
+    )
+    .option(
+        "--gpu",
+        action="append",
+        metavar="NAME|SIZE",
+        complete=_card_names,
+        help="the card; repeatable, each is a row of its own; 2xA100-40GB is a machine of two; default: all",
+    )
+    .option("--batch", metavar="NAME", type=variable, help="find the largest value of this variable that fits")
+    .option("--runs", metavar="N", type=positive, default=16, help="run at most N times for that (16)")
+    .option("-q", "--quiet", action="store_true", help="show no report")
+    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
+    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .finish(),
+    "predict:line",
+    "predict:cell",
 )
 
 GPUMEM_CONFIG = Magic(
@@ -287,6 +395,7 @@ GPUMEM_AUDIT = Magic(
 MAGICS = (
     GPUMEM,
     GPUMEM_AUTO,
+    GPUMEM_PREDICT,
     GPUMEM_RECORD,
     GPUMEM_WHATIF,
     GPUMEM_VIRTUAL,
@@ -295,4 +404,8 @@ MAGICS = (
     GPUMEM_RESERVE,
     GPUMEM_LIMIT,
     GPUMEM_AUDIT,
+    GPUMEM_WHO,
+    GPUMEM_FREE,
+    GPUMEM_OOM,
+    GPUMEM_PANEL,
 )

@@ -25,6 +25,7 @@ from .catalogue import GPUMEM
 if TYPE_CHECKING:
     import argparse
 
+    from jupyter_gpumem.live import Panel
     from jupyter_gpumem.measurement import Measure
     from jupyter_gpumem.records import Measurement
 
@@ -45,14 +46,18 @@ class Auto(NamedTuple):
 
 
 class _Running:
-    """A cell that runs now: IPython's info object is its token; `options` are those of its own `%%gpumem`."""
+    """A cell that runs now: IPython's info object is its token; `options` are those of its own `%%gpumem`.
 
-    __slots__ = ("info", "measure", "options")
+    `panel` is the live panel that was told of its beginning.
+    """
+
+    __slots__ = ("info", "measure", "options", "panel")
 
     def __init__(self, info: Any, options: argparse.Namespace | None) -> None:
         self.info = info
         self.options = options
         self.measure: Measure | None = None
+        self.panel: Panel | None = None
 
 
 class CellWatch:
@@ -143,10 +148,13 @@ class CellWatch:
         options = self._request(self._cleaned(info.raw_cell)) if outermost and "%%gpumem" in info.raw_cell else None
         running = _Running(info, options)
         self._stack.append(running)
+        running.panel = open_panel() if outermost and info.store_history else None
         if options is not None:
             running.measure = _work().Measure(devices=options.device).start()
-        elif self.auto is not None and outermost:
-            running.measure = _work().Measure(devices=self.auto.devices).start()
+        elif outermost and (self.auto is not None or running.panel is not None):
+            running.measure = _work().Measure(devices=self.auto.devices if self.auto is not None else None).start()
+        if running.panel is not None:
+            running.panel.began(self.number())
 
     def _after(self, result: Any) -> None:
         """End the measurement of the cell that just ended, and show it. On `post_run_cell`.
@@ -165,6 +173,8 @@ class CellWatch:
         measurement = ended.measure.stop(
             None if error is None else type(error), search_workspaces=ended.options is not None
         )
+        if ended.panel is not None:
+            ended.panel.ended(measurement, error)
         if (
             result is not None
             and result.error_before_exec is not None
@@ -206,6 +216,13 @@ class CellWatch:
                 break
             lines = transform(lines)
         return lines
+
+
+def open_panel() -> Panel | None:
+    """Return the live panel, if one is open."""
+    live = sys.modules.get("jupyter_gpumem.live")
+    panel: Panel | None = live.opened() if live is not None else None
+    return panel
 
 
 def _work() -> Any:

@@ -42,6 +42,7 @@ def check(options: argparse.Namespace, *, cell: bool) -> None:
         )
     if cell and options.output:
         raise InvalidValueError("a cell cannot return the result (-o); store it in a variable with -v NAME")
+    devices.check_context()
     if not devices.torch_installed():
         raise UnavailableError(f"GPU memory cannot be measured: {devices.explain_absence()}")
     check_devices(device_labels(options.device))
@@ -72,7 +73,7 @@ def _measured(
     """Run code from inside the magic; returns its last value, or with `-o` the result object."""
     __tracebackhide__ = True
     check(options, cell=cell)
-    above = session.cells.lines_above(code) if cell else _lines_above_call(session)
+    above = session.cells.lines_above(code) if cell else lines_above_call(session)
     run = prepare(session.shell, code, local_ns, number=session.cells.number(), above=above)
     runs = []
     value = None
@@ -99,7 +100,7 @@ def _measured(
     return returned if options.output else value if options.repeat is None else None
 
 
-def _lines_above_call(session: Session) -> int:
+def lines_above_call(session: Session) -> int:
     """Return how many lines of a cell precede the line magic that runs; 0 if it was not called from a cell's code."""
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -119,6 +120,10 @@ def deliver(session: Session, options: argparse.Namespace, record: Record) -> Re
 
 def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> None:  # noqa: ARG001
     """Run `%gpumem_auto`."""
+    if options.free_errors is not None:
+        session.errors.free = options.free_errors == "on"
+        if options.state is None and options.device is None and not options.min:
+            return
     if options.state == "on":
         check_devices(device_labels(options.device))
         session.cells.auto = Auto(None if options.device is None else tuple(options.device), options.min)
@@ -129,4 +134,5 @@ def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any]
     else:
         setting = session.cells.auto
         threshold = f", those that move at least {format_bytes(setting.minimum)}" if setting and setting.minimum else ""
-        session.show_text(f"gpumem measures {'every cell' + threshold if setting else 'no cell by itself'}")
+        text = f"gpumem measures {'every cell' + threshold if setting else 'no cell by itself'}"
+        session.show_text(text + ("; errors' frames are released at once" if session.errors.free else ""))

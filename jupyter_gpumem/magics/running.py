@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_gpumem.errors import InvalidValueError
 
@@ -17,10 +17,34 @@ if TYPE_CHECKING:
 _ASYNC = re.compile(r"\b(await|async|asynchronous)\b.* outside")
 
 
+class Prepared(NamedTuple):
+    """Code that is ready to run: calling it runs it once and returns its last value.
+
+    Attributes:
+        run: does so.
+        file: the file name of the code in tracebacks.
+    """
+
+    run: Callable[[], Any]
+    file: str
+
+    def __call__(self) -> Any:
+        """Run the code once."""
+        __tracebackhide__ = True
+        return self.run()
+
+
 def prepare(
-    shell: InteractiveShell, code: str, local_ns: dict[str, Any] | None = None, *, number: int, above: int
-) -> Callable[[], Any]:
-    """Compile code as the shell compiles a cell; the returned function runs it once and returns its last value.
+    shell: InteractiveShell,
+    code: str,
+    local_ns: dict[str, Any] | None = None,
+    *,
+    number: int,
+    above: int,
+    adapt: Callable[[ast.Module], object] | None = None,
+    advice: str = "begin a cell with %%gpumem, without -r",
+) -> Prepared:
+    """Compile code as the shell compiles a cell.
 
     Args:
         shell: the shell.
@@ -28,6 +52,8 @@ def prepare(
         local_ns: the names of the caller, beside those of the notebook.
         number: the number of the cell that the code is part of, for tracebacks.
         above: how many lines of that cell precede the code.
+        adapt: changes the code before it is compiled.
+        advice: what to do where the code awaits, which is not possible here.
 
     Raises:
         InvalidValueError: the code is not Python; nothing has run then.
@@ -40,15 +66,15 @@ def prepare(
     value: CodeType | None = None
     try:
         tree = shell.transform_ast(shell.compile.ast_parse(source, name))  # type: ignore[no-untyped-call]
+        if adapt is not None:
+            adapt(tree)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         body = shell.compile(tree, name, "exec")
         if last is not None:
             value = shell.compile(ast.Expression(last.value), name, "eval")  # type: ignore[arg-type]
     except SyntaxError as error:
         if _ASYNC.search(error.msg):
-            raise InvalidValueError(
-                "code inside a magic cannot await; begin a cell with %%gpumem, without -r"
-            ) from None
+            raise InvalidValueError(f"code inside a magic cannot await; {advice}") from None
         where = f"line {error.lineno}, " if "\n" in code.strip() else ""
         raise InvalidValueError(f"not Python: {error.msg} ({where}{(error.text or code).strip()!r})") from None
     namespaces = (shell.user_ns,) if local_ns is None else (shell.user_ns, local_ns)
@@ -58,7 +84,7 @@ def prepare(
         exec(body, *namespaces)  # noqa: S102 - running the user's code is the magic's purpose
         return None if value is None else eval(value, *namespaces)  # noqa: S307
 
-    return run
+    return Prepared(run, name)
 
 
 def _leading_blank_lines(code: str) -> int:

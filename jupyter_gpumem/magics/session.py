@@ -16,7 +16,8 @@ from IPython.display import display
 
 from jupyter_gpumem.errors import GpumemError
 
-from .cells import CellWatch
+from .cells import CellWatch, open_panel
+from .errors import ErrorWatch
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +46,7 @@ class Session:
     def __init__(self, shell: InteractiveShell, magics: tuple[Magic, ...]) -> None:
         self.shell = shell
         self.cells = CellWatch(self)
+        self.errors = ErrorWatch(self)
         self._magics = magics
         self._matcher = _matcher({magic.options.name: magic.options for magic in magics})
 
@@ -58,15 +60,19 @@ class Session:
                 register(_cell_function(self, magic, magic.cell), "cell", name)
         self.shell.Completer.custom_matchers.append(self._matcher)
         self.cells.load()
+        self.errors.load()
 
     def unload(self) -> None:
         """Take everything away, in the reverse order."""
+        self.errors.unload()
         self.cells.unload()
         self.shell.Completer.custom_matchers.remove(self._matcher)
         for magic in self._magics:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
+        if live := sys.modules.get("jupyter_gpumem.live"):
+            live.close()
         if monitoring := sys.modules.get("jupyter_gpumem.control.monitoring"):
             monitoring.end_all()
         reservation = sys.modules.get("jupyter_gpumem.control.reservation")
@@ -130,6 +136,8 @@ def _call(session: Session, options: Options, line: str, action: str, payload: o
         print(options.format_help())  # noqa: T201 - help goes where `print` goes, as that of other magics does
         return None
     try:
+        if panel := open_panel():
+            panel.check()
         return _function(action)(session, parsed, payload)
     except GpumemError as error:
         name_of_cell: Any = session.shell.compile.format_code_name

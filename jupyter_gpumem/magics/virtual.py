@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from jupyter_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     import argparse
-
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
     from .session import Session
 
@@ -40,25 +37,14 @@ def _switch_on(cards: str) -> None:
     if not devices.torch_installed():
         raise UnavailableError("a virtual GPU needs PyTorch, which is not installed here; install torch and try again")
     _refuse_beside_real_memory()
+    from jupyter_gpumem.control.environment import starting_settings
     from jupyter_gpumem.virtual import session as virtual
 
     present = virtual.active()
     if present is not None:
         names = ", ".join(card.label for card in present.cards)
         raise UnavailableError(f"this session has a virtual GPU already ({names}); first write %gpumem_virtual off")
-    virtual.start(wanted, _settings_of_environment())
-
-
-def _settings_of_environment() -> AllocatorSettings:
-    """Return the settings that PyTorch would take from the environment at the first use of a GPU.
-
-    Raises:
-        InvalidValueError: they are not understood.
-    """
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
-    from jupyter_gpumem.control.environment import read_environment
-
-    return AllocatorSettings.parse(read_environment(os.environ).text)
+    virtual.start(wanted, starting_settings())
 
 
 def _refuse_beside_real_memory() -> None:

@@ -14,36 +14,56 @@ from .acting import (
 )
 from .audited import Audit, DeviceAudit, PoolAudit
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
+from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
+from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomText, Trial
+from .predicted import BatchSearch, Fit, PredictedUse, Prediction
 from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
 __all__ = [
     "NOTHING_YET",
     "AllocatorConfig",
     "Audit",
+    "BatchSearch",
+    "BatchSize",
+    "Chain",
     "Counters",
     "Device",
     "DeviceAudit",
     "DeviceEmptied",
+    "DeviceHolders",
     "DeviceLimit",
     "DeviceStatus",
     "DeviceUsage",
     "DriverMemory",
     "Emptied",
+    "FailedAttempt",
+    "Fit",
     "Fragmentation",
+    "Holder",
+    "Holders",
     "Limits",
     "Measurement",
+    "OomAction",
+    "OomExplanation",
+    "OomText",
     "Pin",
     "PoolAudit",
+    "PredictedUse",
+    "Prediction",
     "Record",
     "RecorderStatus",
+    "ReleaseStep",
+    "Released",
     "Renderer",
     "Reservation",
     "Reservations",
     "Series",
     "Setting",
     "SettingChange",
+    "Site",
     "Status",
+    "Trial",
     "VirtualCard",
     "VirtualStatus",
 ]

@@ -8,12 +8,17 @@ from jupyter_gpumem.comparison import WhatIf
 from jupyter_gpumem.records import (
     AllocatorConfig,
     Audit,
+    Chain,
     DeviceAudit,
     Emptied,
+    Holders,
     Limits,
     Measurement,
+    OomExplanation,
+    Prediction,
     Record,
     RecorderStatus,
+    Released,
     Reservation,
     Reservations,
     Series,
@@ -24,7 +29,10 @@ from jupyter_gpumem.records import (
 from .audit import audit_sheets, device_audit_sheets
 from .comparison import recorder_sheets, whatif_sheets
 from .control import config_sheets, emptied_sheets, limits_sheets, reservation_sheets, reservations_sheets
+from .holding import chain_sheets, holders_sheets, released_sheets
 from .measurement import measurement_line, measurement_sheets, series_sheets
+from .oom import oom_sheets
+from .prediction import prediction_sheets
 from .recording import recording_sheets
 from .sheet import Sheet, printable, to_html, to_text
 from .status import status_sheets
@@ -48,13 +56,18 @@ __all__ = [
 
 
 _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
+    Chain: chain_sheets,
+    Holders: holders_sheets,
     AllocatorConfig: config_sheets,
     Audit: audit_sheets,
     DeviceAudit: device_audit_sheets,
     Emptied: emptied_sheets,
     Limits: limits_sheets,
     Measurement: measurement_sheets,
+    OomExplanation: oom_sheets,
+    Prediction: prediction_sheets,
     RecorderStatus: recorder_sheets,
+    Released: released_sheets,
     Reservation: reservation_sheets,
     Reservations: reservations_sheets,
     Series: series_sheets,

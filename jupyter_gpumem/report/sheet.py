@@ -30,7 +30,7 @@ class Sheet:
         columns: the names of the number columns; empty for a table without a head.
         rows: a name and its cells each.
         notes: sentences below the table.
-        bar: fractions of a whole that the rows stand for, drawn where the medium can.
+        bar: fractions of a whole that the rows, or the first of them, stand for; drawn where the medium can.
     """
 
     heading: tuple[str, ...]
@@ -217,7 +217,7 @@ def _html_sheet(sheet: Sheet) -> str:
             )
             parts.append(f"<tr><td></td>{heads}</tr>")
         for number, row in enumerate(sheet.rows):
-            parts.append(_html_row(row, _BAR[number % len(_BAR)] if sheet.bar else None))
+            parts.append(_html_row(row, _BAR[number % len(_BAR)] if number < len(sheet.bar) else None))
         parts.append("</table>")
     parts += [f'<div style="opacity:.9">{escape(note)}</div>' for note in sheet.notes]
     parts.append("</div>")

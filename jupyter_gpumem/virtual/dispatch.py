@@ -134,6 +134,7 @@ class Dispatcher:
         **_: Any,
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty.memory_format`."""
+        __tracebackhide__ = True
         return new_tensor(self.memory, _index(device), size, contiguous(size, memory_format), dtype or _default())
 
     def empty_strided(
@@ -146,6 +147,7 @@ class Dispatcher:
         **_: Any,
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty_strided`."""
+        __tracebackhide__ = True
         return new_tensor(self.memory, _index(device), size, stride, dtype or _default())
 
     def add(self, one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
@@ -175,6 +177,7 @@ class Dispatcher:
             RuntimeError: tensors of several devices are mixed, or the operator is not possible; texts are PyTorch's.
             torch.OutOfMemoryError: the card is full.
         """
+        __tracebackhide__ = True
         signature = self._signatures.get(op)
         if signature is None:
             signature = self._signatures[op] = _Signature(op)
@@ -251,6 +254,7 @@ class Dispatcher:
                 resize(self.memory, kwargs[name], size, stride)
 
     def _allocate(self, shape: Any, index: int) -> Any:
+        __tracebackhide__ = True
         if type(shape) is list:
             return [self._allocate(one, index) for one in shape]
         if type(shape) is tuple:

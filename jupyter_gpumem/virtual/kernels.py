@@ -54,6 +54,7 @@ class Kernels:
         Raises:
             torch.OutOfMemoryError: the card is full.
         """
+        __tracebackhide__ = True
         kernel = KERNELS.get(name)
         steps: Sequence[int | None] = []
         if kernel is not None:
@@ -81,6 +82,7 @@ class Kernels:
             self.memory.free(index, address)
 
     def _workspace(self, name: str, index: int, args: Any) -> None:
+        __tracebackhide__ = True
         card = self.memory.cards[index]
         self._take("cuBLAS", index, card.cublas)
         if (name in WITH_BIAS and args[0].dim() == 1) or name in LAYERS:
@@ -88,6 +90,7 @@ class Kernels:
 
     def _take(self, library: str, index: int, size: int) -> None:
         # Autograd works in a thread of its own on a real device, and that thread has its own handles.
+        __tracebackhide__ = True
         backward = torch._C._current_graph_task_id() != -1
         key = (library, index, self.memory.current_stream(index), backward)
         if key not in self.workspaces:

@@ -198,3 +198,25 @@ def _flat(found: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield one
         elif isinstance(one, (list, tuple)):
             yield from _flat(one)
+
+
+class Kept:
+    """What is followed of a tensor, remembered and put back."""
+
+    __slots__ = ("_before", "_sure", "_values")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        host: _Host | None = getattr(storage, _ATTRIBUTE, None)
+        self._before = (storage, host)
+        self._values = None if host is None else host.storage.clone()
+        self._sure = host is None or not host.assumed
+
+    def restore(self) -> None:
+        """Put it back."""
+        storage, host = self._before
+        if host is not None:
+            host.storage.copy_(self._values)
+            host.assumed = not self._sure
+        if getattr(storage, _ATTRIBUTE, None) is not host:
+            setattr(storage, _ATTRIBUTE, host)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     Observer = Callable[[str, int, int, int], Any]
 
 
+_TRIAL_TOP = 0x3F00_0000_0000
+"""Below this lies the memory of trials, far from that of the session: an address tells which of both it is."""
+
+
 class _CurrentStreams(threading.local):
     """The handles of the streams that a thread uses, by card; one that is not here is the default one."""
 
@@ -37,6 +41,21 @@ class _Released(NamedTuple):
 
     device: int
     address: int
+
+
+class _Outside:
+    """What was there before a trial.
+
+    Attributes:
+        moved: for each card, where in the trial's memory that is.
+        released: the queue of what is given back of it meanwhile.
+        done: how many of these the trial's memory has seen.
+    """
+
+    def __init__(self, cards: int, released: deque[Any]) -> None:
+        self.moved: list[dict[int, int]] = [{} for _ in range(cards)]
+        self.released = released
+        self.done = 0
 
 
 class VirtualMemory:
@@ -79,11 +98,12 @@ class VirtualMemory:
         self.released: deque[Any] = deque()
         self.alive: dict[tuple[int, int], Any] = {}
         self._calls = [0] * len(self.cards)
+        self._outside: _Outside | None = None
 
     @property
     def allocators(self) -> tuple[Allocator, ...]:
         """One allocator per card, with everything done that waits."""
-        if self.released:
+        if self.released or self._outside is not None:
             with self._uninterrupted():
                 self._settle()
         return self._allocators
@@ -99,6 +119,7 @@ class VirtualMemory:
         Raises:
             torch.OutOfMemoryError: the card is full; the text is PyTorch's.
         """
+        __tracebackhide__ = True
         with self._uninterrupted():
             self.ready.add(device)
             if nbytes <= 0:
@@ -132,6 +153,7 @@ class VirtualMemory:
                 what is left is given back at the end; `None` is the moment of something else.
             make: done at that moment.
         """
+        __tracebackhide__ = True
         taken: list[tuple[int, int]] = []
         try:
             for size in sizes:
@@ -167,21 +189,70 @@ class VirtualMemory:
         """Make this thread's allocations of the card on this stream from now on."""
         self._streams.handles[device] = stream
 
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[list[dict[int, int]]]:
+        """Let what follows happen in memory without end, in which what is allocated now is there from the start.
+
+        Afterwards everything is as before: what is allocated meanwhile has a queue of its own, to which nobody listens
+        any more then. What was there before and is given back meanwhile, is so in both. One at a time.
+
+        Yields:
+            For each card, the addresses in this memory of what was there before, by their own addresses.
+        """
+        with self._uninterrupted():
+            self._settle()
+            kept = self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive
+            handles = self._streams.handles
+            self._outside = _Outside(len(self.cards), self.released)
+            self._allocators = tuple(self._endless(allocator) for allocator in self._allocators)
+            self._sizes, self._calls = [{} for _ in self.cards], [0] * len(self.cards)
+            self.ready, self.released, self.alive = set(self.ready), deque(), {}
+            self._streams.handles = dict(handles)
+            moved = self._outside.moved
+            for device, sizes in enumerate(kept[1]):
+                for address, size in sorted(sizes.items()):
+                    moved[device][address] = self._allocators[device].malloc(size)
+                    self._sizes[device][moved[device][address]] = size
+        try:
+            yield [dict(addresses) for addresses in moved]
+        finally:
+            with self._uninterrupted():
+                self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive = kept
+                self._streams.handles, self._outside = handles, None
+
+    @staticmethod
+    def _endless(allocator: Allocator) -> Allocator:
+        """Return an empty allocator with the same settings, whose driver never runs out."""
+        return Allocator(
+            allocator.settings,
+            limit=allocator.limit,
+            driver=ProcessDriver(None, _TRIAL_TOP),
+            device=allocator.device,
+            finish_events=allocator.finish_events,
+        )
+
     def _settle(self) -> None:
         """Do the frees that wait."""
         while self.released:
             gone = self.released.popleft()
-            device, address = gone.device, gone.address
-            self.alive.pop((device, address), None)
-            allocator = self._allocators[device]
-            allocator.free(address)
-            size = self._sizes[device].pop(address)
-            driver = allocator.driver
-            if isinstance(driver, ProcessDriver) and not driver.begun:
-                driver.begin()
-            self._count(device)
-            for observer in self.observers:
-                observer("free", device, address, size)
+            self.alive.pop((gone.device, gone.address), None)
+            self._free(gone.device, gone.address)
+        outside = self._outside
+        while outside is not None and outside.done < len(outside.released):
+            gone = outside.released[outside.done]
+            outside.done += 1
+            self._free(gone.device, outside.moved[gone.device].pop(gone.address))
+
+    def _free(self, device: int, address: int) -> None:
+        allocator = self._allocators[device]
+        allocator.free(address)
+        size = self._sizes[device].pop(address)
+        driver = allocator.driver
+        if isinstance(driver, ProcessDriver) and not driver.begun:
+            driver.begin()
+        self._count(device)
+        for observer in self.observers:
+            observer("free", device, address, size)
 
     @contextlib.contextmanager
     def _uninterrupted(self) -> Iterator[None]:

@@ -67,6 +67,25 @@ class VirtualGpu:
         ):
             self._dispatcher.add_library(library)
 
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[list[dict[int, int]]]:
+        """Let what follows happen in memory without end, and have the cards as they were afterwards.
+
+        Yields:
+            For each card, the addresses of what was there before, by the addresses that its tensors know.
+        """
+        with self.notes.apart(), self.memory.trial() as moved:
+            kept = self.kernels.workspaces
+            self.kernels.workspaces = {key: moved[key[1]][address] for key, address in kept.items()}
+            generators = [generator.clone_state() for generator in torch.cuda.default_generators]
+            try:
+                yield moved
+            finally:
+                self._autocast.clear()
+                self.kernels.workspaces = kept
+                for generator, state in zip(torch.cuda.default_generators, generators, strict=True):
+                    generator.graphsafe_set_state(state)
+
     def remove(self) -> list[str]:
         """Take everything away again; returns a sentence for each attribute that somebody else replaced meanwhile."""
         self._autocast.clear()

@@ -51,6 +51,7 @@ def new_storage(memory: VirtualMemory, index: int, nbytes: int) -> torch.Untyped
     Raises:
         torch.OutOfMemoryError: the card is full.
     """
+    __tracebackhide__ = True
     address = memory.allocate(index, nbytes)
     storage = _new_storage(address, torch.device(BACKEND, index), nbytes)
     if address:
@@ -68,6 +69,7 @@ def new_tensor(
     Raises:
         torch.OutOfMemoryError: the card is full.
     """
+    __tracebackhide__ = True
     storage = new_storage(memory, index, extent(size, stride) * dtype.itemsize)
     if index:
         tensor = _as_strided.redispatch(NATIVE, _empty(index, dtype), (0,), (1,), 0)
@@ -114,6 +116,7 @@ _exchanged: list[_Managed] = []
 
 def resize(memory: VirtualMemory, tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> None:
     """Give a tensor another shape in place, with a larger storage if it needs one."""
+    __tracebackhide__ = True
     nbytes = (extent(size, stride) + tensor.storage_offset()) * tensor.dtype.itemsize
     storage = tensor.untyped_storage()
     if nbytes > storage.nbytes():

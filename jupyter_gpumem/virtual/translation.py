@@ -100,6 +100,7 @@ class Translation:
 
         @functools.wraps(function)
         def make(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if kwargs:
                 if kwargs.get("device") is not None:
                     kwargs["device"] = translate(kwargs["device"])
@@ -115,6 +116,7 @@ class Translation:
 
         @functools.wraps(plain_to)
         def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            __tracebackhide__ = True
             if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
                 args = (translate(args[0]), *args[1:])
             elif kwargs.get("device") is not None:
@@ -128,6 +130,7 @@ class Translation:
             non_blocking: bool = False,
             memory_format: Any = torch.preserve_format,
         ) -> torch.Tensor:
+            __tracebackhide__ = True
             where = translate("cuda" if device is None else device)
             return plain_to(self, where, non_blocking=non_blocking, memory_format=memory_format)
 
@@ -237,6 +240,7 @@ class Translation:
             return shown[where.index] if where.type == BACKEND else where
 
         def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+            __tracebackhide__ = True
             where = self_device(self, device)
             if where is None:
                 return plain_to(self, device=device, non_blocking=non_blocking)
@@ -247,9 +251,11 @@ class Translation:
             return where if isinstance(where, torch.device) and where.type == BACKEND else None
 
         def cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
+            __tracebackhide__ = True
             return to(self, device="cuda" if device is None else device, non_blocking=non_blocking)
 
         def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+            __tracebackhide__ = True
             where = plain_device.__get__(self)
             return new_storage(memory, where.index, self.nbytes()) if where.type == BACKEND else plain_clone(self)
 

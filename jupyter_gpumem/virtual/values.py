@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -60,6 +61,15 @@ class Notes:
 
     def __len__(self) -> int:
         return len(self._found)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Keep what is noted inside apart, and forget it afterwards."""
+        kept, self._found = self._found, {}
+        try:
+            yield
+        finally:
+            self._found = kept
 
     def add(self, what: str, given: str) -> None:
         """Note what was asked for and what was given for it, and warn when it is the first time at this place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-GiB = 2**30
+MiB = 2**20
 
 TRAIN = """
 model = torch.nn.Linear(4096, 4096).cuda()
@@ -39,7 +39,9 @@ def test_no_context_is_created_on_the_real_card(fresh, results):
     assert peak > 3 * 4096 * 4096 * 4
     before, after = ast.literal_eval(fresh.value("(before, at_the_driver())"))
     results["virtual GPU: the real card before and after"] = {"before": before, "after": after}
-    assert after == before
+    # The runtime's own start, without a context, takes 3 MiB at the driver; a context would take hundreds.
+    assert after[0] == before[0]
+    assert after[1] - before[1] < 16 * MiB
     assert fresh.run("%gpumem_virtual off").status == "ok"
     assert fresh.value("torch.cuda.is_initialized()") == "False"
     assert "H200" in fresh.value("torch.cuda.get_device_name()") or fresh.value("torch.cuda.is_available()") == "True"
@@ -62,7 +64,7 @@ def test_real_counters_stay_as_they_were(fresh):
         "import torch",
         "%load_ext jupyter_gpumem",
         "x = torch.ones(2**28, device='cuda'); del x",
-        "peak, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()",
+        "real_peak, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()",
     ):
         assert fresh.run(cell).status == "ok"
     assert fresh.run("%gpumem_virtual on --gpu T4").status == "ok"
@@ -71,6 +73,7 @@ def test_real_counters_stay_as_they_were(fresh):
     assert "T4" in fresh.value("name")
     assert fresh.run("%gpumem_virtual off").status == "ok"
     assert (
-        fresh.value("torch.cuda.max_memory_allocated() == peak, torch.cuda.memory_reserved() == held") == "(True, True)"
+        fresh.value("torch.cuda.max_memory_allocated() == real_peak, torch.cuda.memory_reserved() == held")
+        == "(True, True)"
     )
     assert fresh.value("torch.ones(3, device='cuda').sum().item()") == "3.0"

@@ -293,8 +293,9 @@ def test_a_threshold_silences_small_cells(cells):
 def test_trouble_passes_the_threshold(cells):
     """Running out of memory, or failing at all, is never too small for a line."""
     cells("%gpumem_auto on --min 1GiB")
-    (line,) = cells("fake.allocate(2**40)").texts
+    line, explanation = cells("fake.allocate(2**40)").texts
     assert line.endswith("stopped by FakeOutOfMemoryError")
+    assert explanation.startswith("Out of memory")
     assert len(cells("1 / 0").texts) == 1
     assert cells("1 + 1").displays == []
 

@@ -16,6 +16,7 @@ import jupyter_gpumem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
 PATIENCE = 60
 """Seconds to wait for a message: only a kernel that hangs ever reaches it."""
@@ -28,7 +29,8 @@ class Reply:
     """What came back for one cell.
 
     `displays`, `updates` of them and `results` are MIME bundles; `errors` are the `error` messages as
-    `(name, value, traceback)`.
+    `(name, value, traceback)`; `comms` are the data of messages between widgets and their kernel side;
+    `began` and `ended` are when the kernel said that it was busy and idle again.
     """
 
     content: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +40,16 @@ class Reply:
     updates: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     errors: list[tuple[str, str, str]] = field(default_factory=list)
+    comms: list[dict[str, Any]] = field(default_factory=list)
+    began: datetime | None = None
+    ended: datetime | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the kernel was busy with it, by its own clock."""
+        assert self.began is not None
+        assert self.ended is not None
+        return (self.ended - self.began).total_seconds()
 
     @property
     def status(self) -> str:
@@ -150,6 +162,11 @@ class Kernel:
         while text not in self._replies.setdefault(request, Reply()).stdout:
             self._take()
 
+    @property
+    def comms(self) -> list[dict[str, Any]]:
+        """The data of all messages between widgets and their kernel side so far."""
+        return [data for reply in self._replies.values() for data in reply.comms]
+
     def interrupt(self) -> None:
         """Send the signal that the interrupt button sends."""
         self.manager.signal_kernel(signal.SIGINT)
@@ -176,7 +193,10 @@ class Kernel:
         request = message["parent_header"].get("msg_id")
         reply = self._replies.setdefault(request, Reply())
         kind, content = message["msg_type"], message["content"]
-        if kind == "status" and content["execution_state"] == "idle":
+        if kind == "status" and content["execution_state"] == "busy":
+            reply.began = message["header"]["date"]
+        elif kind == "status" and content["execution_state"] == "idle":
+            reply.ended = message["header"]["date"]
             self._idle.add(request)
         elif kind == "stream":
             setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
@@ -184,6 +204,8 @@ class Kernel:
             reply.displays.append(content["data"])
         elif kind == "update_display_data":
             reply.updates.append(content["data"])
+        elif kind == "comm_msg":
+            reply.comms.append(content["data"])
         elif kind == "execute_result":
             reply.results.append(content["data"])
         elif kind == "error":

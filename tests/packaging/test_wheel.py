@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from tests.kernel.client import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {".json", ".py", ".typed"}
+BUNDLE = ("jupyter_gpumem/live/static/panel.js", "jupyter_gpumem/live/static/panel.css")
 
 
 def run(*command, **options):
@@ -50,7 +53,7 @@ def environment(folder: Path) -> Path:
 def without_torch(tmp_path_factory, wheel):
     """The Python of an environment that has the wheel and all it needs except PyTorch."""
     python = environment(tmp_path_factory.mktemp("no-torch"))
-    needed = ["ipython", "ipykernel!=7.0.*", "psutil", "nvidia-ml-py"]
+    needed = ["ipython", "ipykernel!=7.0.*", "psutil", "nvidia-ml-py", "anywidget", "ipywidgets"]
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     run(python, "-m", "pip", "install", "--quiet", *needed)
     return python
@@ -67,8 +70,9 @@ def bare(without_torch):
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     """The wheel has the typed package, its licence, and no tests or notebooks."""
     names = zipfile.ZipFile(wheel).namelist()
-    files = (path for path in (ROOT / "jupyter_gpumem").rglob("*") if path.suffix in {".json", ".py", ".typed"})
-    assert {n for n in names if ".dist-info/" not in n} == {path.relative_to(ROOT).as_posix() for path in files}
+    files = [path.relative_to(ROOT) for path in (ROOT / "jupyter_gpumem").rglob("*") if path.suffix in SHIPPED]
+    expected = {path.as_posix() for path in files if "frontend" not in path.parts} | set(BUNDLE)
+    assert {n for n in names if ".dist-info/" not in n} == expected
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
@@ -78,6 +82,36 @@ def test_sdist_can_run_the_tests(built):
     with tarfile.open(found) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "tests/kernel/client.py"} <= names
+
+
+def test_bundle_is_in_both_and_asks_for_nothing(built, wheel):
+    """Sdist and wheel bring the panel's bundle, with uPlot's licence, and no address in it can be fetched from."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        root = archive.getnames()[0].partition("/")[0]
+        packed = {name: archive.extractfile(f"{root}/{name}").read().decode() for name in BUNDLE}
+        assert archive.getmember(f"{root}/jupyter_gpumem/live/frontend/package-lock.json")
+        assert archive.getmember(f"{root}/hatch_build.py")
+        assert not any("node_modules" in name for name in archive.getnames())
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name: archive.read(name).decode() for name in BUNDLE} == packed
+    module, style = (packed[name] for name in BUNDLE)
+    assert "Contains uPlot 1.6.32" in module
+    assert "Permission is hereby granted" in module
+    assert set(re.findall(r"https?://[^\"'`\s)]*", module)) == {"http://www.w3.org/2000/svg"}  # a name, no address
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|importScripts|import)\(|sendBeacon", module)
+    assert not re.search(r"@import|url\(|https?:", style)
+
+
+def test_panel_works_from_the_wheel(bare):
+    """The installed package opens its panel, sends its bundle to the browser and samples."""
+    reply = bare.run("%gpumem_panel --inline\nimport time; time.sleep(1)")
+    assert reply.status == "ok", reply.shown
+    assert "application/vnd.jupyter.widget-view+json" in reply.displays[0]
+    assert reply.displays[0]["text/plain"] == "GPU memory panel: no GPU is used yet in this process"
+    assert bare.value("len(__import__('jupyter_gpumem.live').live.opened()._channel.widget._esm) > 50_000") == "True"
+    assert bare.value("__import__('jupyter_gpumem.live').live.opened().failed") == "False"
+    assert bare.run("%gpumem_panel off").status == "ok"
 
 
 @pytest.mark.timeout(1200)  # it is all tests of units and shells in one

@@ -82,10 +82,15 @@ def test_nothing_synchronises_collects_or_empties():
     """Measuring must not change what it measures; only a magic that says so acts, and from one place."""
     for name in ("synchronize", "init", "_lazy_init"):
         assert calls(name) == [], name
-    assert {file for file, _ in calls("collect")} == {"control/auditing.py"}
-    assert {file for file, _ in calls("give_back")} == {"control/configuration.py", "control/returning.py"}
+    assert {file for file, _ in calls("collect")} == {"control/auditing.py", "letting_go.py", "retrying.py"}
+    assert {file for file, _ in calls("give_back")} == {
+        "control/configuration.py",
+        "control/returning.py",
+        "devices/actable.py",
+    }
+    assert {file for file, _ in calls("give_back_everywhere")} == {"retrying.py"}  # and `letting_go.py`, as a value
     emptied = {file for file, _ in calls("empty_cache")}
-    assert emptied == {"control/auditing.py", "devices/actable.py", "magics/control.py"}
+    assert emptied == {"control/auditing.py", "devices/actable.py", "live/actions.py", "magics/control.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())

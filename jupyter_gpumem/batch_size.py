@@ -1,0 +1,204 @@
+"""The largest batch size that runs, found by running it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from .devices import explain_absence, ready_devices
+from .errors import InvalidValueError, UnavailableError
+from .measurement import Measure
+from .oom import find_oom
+from .records import BatchSize, Trial
+from .retrying import clean, release_frames
+from .units import MiB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .devices import Backend
+
+_ITERATIONS = 2
+"""Optimizer state arrives at the end of the first one."""
+
+_A_LEAK = MiB
+"""What stays after each of several trials, beyond this, is a leak."""
+
+_LARGEST = 1 << 30
+
+
+def find_batch_size(
+    fn: Callable[[int], object],
+    start: int = 1,
+    maximum: int | None = None,
+    margin: float = 0.05,
+    *,
+    on_trial: Callable[[Trial], object] | None = None,
+) -> BatchSize:
+    """Return the largest batch size for which `fn(batch_size)` runs, twice in a row, with a margin of memory kept free.
+
+    The size is doubled until it fails, then the interval is halved until it is known. Before each trial garbage is
+    collected and unused memory given back; during the trials the margin is kept from PyTorch by a memory cap, so that
+    what is found runs in that much less memory. A cap of yours stays in force, and is back afterwards.
+
+    Args:
+        fn: runs one whole iteration with a batch of that size: forward, backward, optimizer. May be compiled, may use
+            several GPUs, may be a generator function (it is run to its end).
+        start: the size tried first.
+        maximum: the largest size to try; by default there is none.
+        margin: the share of each device's memory to keep free, for what a trial does not show (other batches, other
+            shapes, fragmentation): 0.05 is 5 %.
+        on_trial: called with each `Trial`.
+
+    Raises:
+        InvalidValueError: `start`, `maximum` or `margin` is impossible, or `fn` is a coroutine function.
+        UnavailableError: there is no device to run out of memory.
+        Exception: whatever `fn` raises that is not about memory.
+    """
+    _check(fn, start, maximum, margin)
+    absent = explain_absence()
+    if absent is not None and not any(True for _ in ready_devices()):
+        raise UnavailableError(f"no batch size can be found: {absent}")
+    search = _Search(fn, maximum or _LARGEST, margin, on_trial)
+    with _Caps() as search.caps:
+        best = search.run(start)
+    return BatchSize(
+        batch_size=best,
+        trials=tuple(search.trials),
+        margin=margin,
+        at_maximum=best == maximum,
+        leaks=search.leaks(),
+        notes=tuple(search.notes(best)),
+    )
+
+
+def _check(fn: Callable[[int], object], start: int, maximum: int | None, margin: float) -> None:
+    if start < 1:
+        raise InvalidValueError(f"start must be 1 or more, got {start}")
+    if maximum is not None and maximum < start:
+        raise InvalidValueError(f"maximum must not be below start ({start}), got {maximum}")
+    if not 0 <= margin < 1:
+        raise InvalidValueError(f"margin is a share of the memory such as 0.05, got {margin}")
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidValueError("fn must not be a coroutine function; wrap it: lambda n: asyncio.run(fn(n))")
+
+
+class _Caps:
+    """The memory caps of all devices: lowered during trials, and put back. Devices may come into use in a trial."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Backend, int], float] = {}
+
+    def __enter__(self) -> _Caps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (backend, index), fraction in self._before.items():
+            controls = backend.controls()
+            if controls is not None:
+                controls.set_fraction(index, fraction)
+
+    def keep_free(self, margin: float) -> None:
+        """Cap every device in use so that a share of it stays free, others' memory counted as it is now."""
+        for backend, index in ready_devices():
+            memory, total, controls = backend.memory(index), backend.device(index).total, backend.controls()
+            if memory is None or not total or controls is None or not margin:
+                continue
+            limit = backend.limit(index)
+            own = self._before.setdefault((backend, index), 1.0 if limit is None else (limit + 0.5) / total)
+            reserved = backend.stats(index)["reserved_bytes"]["all"]["current"]
+            usable = max(0.0, (reserved + memory.free) / total - margin)
+            controls.set_fraction(index, min(own, usable))
+
+
+class _Search:
+    """One search: what was tried, and what to try next."""
+
+    def __init__(
+        self, fn: Callable[[int], object], maximum: int, margin: float, on_trial: Callable[[Trial], object] | None
+    ) -> None:
+        self.trials: list[Trial] = []
+        self.caps = _Caps()
+        self._fn, self._maximum, self._margin, self._on_trial = fn, maximum, margin, on_trial
+        self._base: int | None = None
+
+    def run(self, start: int) -> int:
+        """Return the largest size that fits, 0 if none does."""
+        good, bad, size = 0, None, start
+        while bad is None and good < self._maximum:
+            if self._fits(size):
+                good, size = size, min(2 * size, self._maximum)
+            else:
+                bad = size
+        while bad is not None and bad - good > 1:
+            size = (good + bad) // 2
+            if self._fits(size):
+                good = size
+            else:
+                bad = size
+        return good
+
+    def _fits(self, size: int) -> bool:
+        clean()
+        self.caps.keep_free(self._margin)
+        if self._base is None:
+            self._base = _allocated()
+        began = time.perf_counter()
+        with Measure() as measure:
+            error = _attempt(self._fn, size)
+        usages = list(measure.result or ())
+        clean()
+        trial = Trial(
+            batch_size=size,
+            fits=error is None,
+            peak_allocated=max((u.peak_allocated for u in usages if u.peak_allocated is not None), default=None),
+            peak_reserved=max((u.peak_reserved for u in usages if u.peak_reserved is not None), default=None),
+            error=error,
+            left=_allocated() - self._base,
+            elapsed_s=time.perf_counter() - began,
+        )
+        self.trials.append(trial)
+        if self._on_trial is not None:
+            self._on_trial(trial)
+        return trial.fits
+
+    def leaks(self) -> int | None:
+        """Return the bytes that every further trial leaves behind; what only the first ones keep is no leak."""
+        growth = [after.left - before.left for before, after in zip(self.trials[1:], self.trials[2:], strict=False)]
+        return sum(growth) // len(growth) if len(growth) > 1 and min(growth) >= _A_LEAK else None
+
+    def notes(self, best: int) -> Iterator[str]:
+        """Yield what is to be said about the search."""
+        leaks = self.leaks()
+        if leaks is not None:
+            yield (
+                f"fn leaks: each trial leaves about {format_bytes(leaks)} behind, and a fresh process may run more "
+                f"than {best}; %gpumem_who says who holds it"
+            )
+        elif self.trials and self.trials[-1].left >= _A_LEAK:
+            yield f"fn keeps {format_bytes(self.trials[-1].left)} from its first run on (optimizer state, buffers)"
+        if not best:
+            yield "not even the smallest size tried runs; %gpumem_oom or gm.explain_oom() says why"
+
+
+def _attempt(fn: Callable[[int], object], size: int) -> str | None:
+    """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`."""
+    try:
+        for _ in range(_ITERATIONS):
+            result = fn(size)
+            if inspect.isgenerator(result):
+                deque(result, maxlen=0)
+            del result  # so that an iteration never overlaps with what the one before returned
+    except BaseException as failure:
+        found = find_oom(failure)
+        if found is None or found[1].family == "host":
+            raise
+        release_frames(failure)
+        return str(found[0])
+    return None
+
+
+def _allocated() -> int:
+    return sum(backend.stats(index)["allocated_bytes"]["all"]["current"] for backend, index in ready_devices())

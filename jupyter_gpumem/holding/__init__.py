@@ -1,0 +1,10 @@
+"""Who holds device memory: a walk over the Python objects of the process, and the books that it closes.
+
+The walk follows references as the garbage collector does (`gc.get_referents`), so it runs no code of the objects it
+passes: no property, no `__getattr__` of a lazy proxy, no unpacking hook. Names are looked up afterwards, and only for
+what is shown.
+"""
+
+from .survey import Survey, chain, holders, survey
+
+__all__ = ["Survey", "chain", "holders", "survey"]

@@ -1,0 +1,144 @@
+"""What an object refers to, found without running any of its code."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Children: TypeAlias = "Callable[[Any], Iterable[Any]]"
+
+ATOMS: frozenset[type] = frozenset(
+    {
+        bool,
+        bytearray,
+        bytes,
+        complex,
+        float,
+        int,
+        memoryview,
+        range,
+        slice,
+        str,
+        type(None),
+        type(Ellipsis),
+        type(NotImplemented),
+        types.CodeType,
+        types.ModuleType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.ClassMethodDescriptorType,
+    }
+)
+"""Types whose instances hold nothing that could lead to device memory, but through a whole module."""
+
+
+def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a type. Unlike `isinstance`, this does not ask the object: a lazy proxy stays asleep."""
+    return issubclass(type(item), kinds)
+
+
+class Edges:
+    """The children of any object. What a type's objects refer to is decided once for each type.
+
+    Attributes:
+        classes: whether classes of modules other than the notebook are looked into.
+    """
+
+    def __init__(self) -> None:
+        self.classes = False
+        self._ways: dict[type, Children | None] = dict.fromkeys(ATOMS)
+        self._torch = tensors.view_of_torch()
+
+    def way(self, kind: type) -> Children | None:
+        """Return the function that lists the children of a type's objects; `None` if they have none."""
+        try:
+            return self._ways[kind]
+        except KeyError:
+            found = self._ways[kind] = self._find(kind)
+            return found
+
+    def _find(self, kind: type) -> Children | None:
+        if self._torch is not None and (way := self._torch.way(kind)) is not None:
+            return way
+        if issubclass(kind, (weakref.ref, types.ModuleType)):
+            return None
+        if issubclass(kind, type):
+            return self._of_class
+        if issubclass(kind, types.FunctionType):
+            return _of_function
+        if issubclass(kind, types.FrameType):
+            return _of_frame
+        if kind in tensors.ndarray_types():
+            return _of_array
+        return gc.get_referents
+
+    def _of_class(self, kind: type) -> Iterable[Any]:
+        if self.classes or kind.__module__ == "__main__":
+            return [value for value in gc.get_referents(kind) if type(value) is not tuple]
+        return ()
+
+
+def _of_function(function: types.FunctionType) -> list[Any]:
+    """Return what a function keeps for itself: not its module's names, which it shares with all others there."""
+    own: tuple[Any, ...] = (*(function.__closure__ or ()), *(function.__defaults__ or ()))
+    return [*own, function.__kwdefaults__, function.__dict__]
+
+
+def _of_frame(frame: types.FrameType) -> list[Any]:
+    """Return the values of a frame that has ended; nothing of the frames around it, nor of a frame that still runs."""
+    return [
+        value
+        for value in gc.get_referents(frame)
+        if value is not frame.f_globals and value is not frame.f_builtins and type(value) is not types.FrameType
+    ]
+
+
+def _of_array(array: Any) -> Iterable[Any]:
+    """Return the elements of a NumPy array of objects, which the garbage collector does not see."""
+    if not array.dtype.hasobject:
+        return ()
+    elements: Iterable[Any] = array.flat if array.dtype == object else array.tolist()
+    return elements
+
+
+_OPTIMIZED = 0x1
+"""The flag of code whose variables are not in a dict: a function's, but not a module's."""
+
+
+def namespace_of(frame: types.FrameType) -> dict[str, Any] | None:
+    """Return the dict that a module's or class's frame runs in; `None` for a function's frame."""
+    return None if frame.f_code.co_flags & _OPTIMIZED else frame.f_locals
+
+
+def local_names(frame: types.FrameType) -> dict[str, Any]:
+    """Return the local variables of a frame, and leave the frame as it was.
+
+    Before Python 3.13, asking a function's frame makes a dict that keeps the values alive from then on; it is emptied
+    again unless somebody else has it too.
+    """
+    found = frame.f_locals
+    names = dict(found)
+    if namespace_of(frame) is None and type(found) is dict and sys.getrefcount(found) <= _OURS_ALONE:
+        found.clear()
+    return names
+
+
+_OURS_ALONE = 3  # the frame, `found` and the argument
+
+
+def function_name(function: Any) -> str:
+    """Return how a function, a bound method, a partial or a cached function is called."""
+    while is_a(function, (functools.partial, types.MethodType)):
+        function = function.func if is_a(function, functools.partial) else function.__func__
+    return str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")

@@ -1,0 +1,218 @@
+"""The way from a root to a tensor, as a person would write it: `cache['a'][3].weight`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .edges import function_name, is_a, local_names
+from .tensors import attributes_of, ndarray_types, view_of_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_PLAIN = (type(None), int, str, bytes, float, bool)
+_LONGEST_KEY = 40
+_MOST_ELEMENTS = 200_000
+"""Elements of a container that are searched for the one that leads on."""
+
+
+def describe(item: Any) -> str:
+    """Return what an object is: `Linear`, `list of 3`, `float32 tensor of shape (3, 4)`."""
+    torch = view_of_torch()
+    kind = type(item)
+    if torch is not None and torch.is_tensor(kind):
+        with torch.undisturbed():
+            dtype = str(item.dtype).removeprefix("torch.")
+            return f"{dtype} {'Parameter' if kind.__name__ == 'Parameter' else 'tensor'} of shape {tuple(item.shape)}"
+    if kind in {list, tuple, dict, set, deque}:
+        return f"{kind.__name__} of {len(item)}"
+    if kind in ndarray_types():
+        return f"array of shape {tuple(item.shape)}"
+    if is_a(item, types.FunctionType):
+        return f"function {function_name(item)}"
+    return kind.__name__
+
+
+def path_text(name: str, path: Sequence[Any]) -> str:
+    """Return a way in words.
+
+    Args:
+        name: what the first object is called.
+        path: the objects from there to the end.
+    """
+    writer = _Writer(name)
+    for before, after in itertools.pairwise(path):
+        writer.step(before, after)
+    return writer.text
+
+
+class _Writer:
+    """Puts a way together; steps through the insides of an object are said together with the next one."""
+
+    def __init__(self, name: str) -> None:
+        self.text = name
+        self._torch = view_of_torch()
+        self._owner: Any = None  # whose attributes the dict at hand holds
+        self._in_graph = False
+
+    def step(self, parent: Any, child: Any) -> None:
+        """Say one step."""
+        owner, self._owner = self._owner, None
+        torch = self._torch
+        if torch is not None and torch.is_node(type(child)):
+            if not self._in_graph:
+                self.text, self._in_graph = f"the autograd graph of {self.text}", True
+            return
+        if torch is not None and torch.is_node(type(parent)):
+            if not is_a(child, (dict, tuple, list)):
+                self.text += f", saved by {type(parent).__name__}"
+            return
+        if is_a(parent, dict):
+            self._key(parent, child, owner)
+        elif is_a(child, dict) and child is attributes_of(parent):
+            self._owner = parent
+        else:
+            self._other(parent, child)
+
+    def _key(self, parent: Mapping[Any, Any], child: Any, owner: Any) -> None:
+        key = _key_of(parent, child)
+        if owner is not None and is_a(key, str):
+            self._attribute(owner, key, child)
+        elif is_a(owner, threading.local):
+            self._owner = owner  # a dict of dicts, one for each thread
+        elif key is _NONE:
+            self.text += " (a key)"
+        elif is_a(key, _PLAIN):
+            self.text += f"[{key!r:.{_LONGEST_KEY}}]"
+        else:
+            self.text += f"[{_label(key)}]"
+
+    def _attribute(self, owner: Any, name: str, child: Any) -> None:
+        if name in _MODULE_DICTS and is_a(child, dict):
+            self._owner = owner  # `model.fc`, as PyTorch names it, not `model._modules['fc']`
+        else:
+            self.text += f".{name}"
+
+    def _other(self, parent: Any, child: Any) -> None:  # noqa: C901 - one case for each kind of object
+        if is_a(parent, (list, tuple, deque)):
+            self.text += f"[{_index_of(parent, child)}]"
+        elif is_a(parent, types.FunctionType):
+            self._function(parent, child)
+        elif is_a(parent, types.CellType):
+            return
+        elif is_a(parent, types.MethodType):
+            self.text += ".__self__" if child is parent.__self__ else ""
+        elif is_a(parent, functools.partial):
+            self.text += f" (an argument of partial {function_name(parent)})"
+        elif hasattr(type(parent), "cache_info"):
+            self.text += " (a cached result)"
+        elif is_a(parent, types.FrameType):
+            self._local(parent, child)
+        elif is_a(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+            frame = getattr(parent, "gi_frame", None) or getattr(parent, "cr_frame", None)
+            frame = frame or getattr(parent, "ag_frame", None)
+            if frame is not None and child is not frame:
+                self._local(frame, child)
+        elif is_a(parent, BaseException):
+            if not is_a(child, (BaseException, types.TracebackType)):
+                self.text += " (an argument of the exception)"
+        elif is_a(parent, types.TracebackType):
+            return
+        elif is_a(parent, threading.local):
+            self._owner = parent
+        elif type(parent) in ndarray_types():
+            self.text += f"[{_position(parent, child)}]"
+        elif is_a(parent, (set, frozenset)):
+            self.text += " (an element)"
+        else:
+            self._instance(parent, child)
+
+    def _instance(self, parent: Any, child: Any) -> None:
+        name = next((name for name, value in _attributes(parent) if value is child), None)
+        if name is not None:
+            self._attribute(parent, name, child)
+        elif self._torch is not None and self._torch.is_tensor(type(parent)):
+            with self._torch.undisturbed():
+                self.text += self._part(parent, child)
+        elif not is_a(child, type):
+            self.text += f" (in a {type(parent).__name__})"
+
+    def _part(self, tensor: Any, child: Any) -> str:
+        if tensor._base is child:
+            return " (a view)"
+        return ".grad" if tensor.is_leaf and tensor.grad is child else " (a part of it)"
+
+    def _function(self, function: types.FunctionType, child: Any) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            if cell is child:
+                self.text += f" (closure variable {name} of {function_name(function)})"
+                return
+        self.text += f" (a default of {function_name(function)})" if child is not function.__dict__ else ""
+
+    def _local(self, frame: types.FrameType, child: Any) -> None:
+        names = local_names(frame)
+        name = next((name for name, value in names.items() if value is child), None)
+        self.text += f" (local {name or '?'} of {frame.f_code.co_name}, line {frame.f_lineno})"
+
+
+class _None:
+    """No key."""
+
+
+_NONE = _None()
+
+
+def _key_of(mapping: Mapping[Any, Any], child: Any) -> Any:
+    for count, (key, value) in enumerate(mapping.items()):
+        if value is child:
+            return key
+        if count > _MOST_ELEMENTS:
+            break
+    return _NONE
+
+
+def _index_of(sequence: Any, child: Any) -> int | str:
+    for index, item in enumerate(sequence):
+        if item is child:
+            return index
+        if index > _MOST_ELEMENTS:
+            break
+    return "..."
+
+
+def _position(array: Any, child: Any) -> str:
+    for index, item in enumerate(array.flat):
+        if item is child:
+            position = []
+            for length in reversed(array.shape):
+                index, rest = divmod(index, length)  # noqa: PLW2901
+                position.append(rest)
+            return ", ".join(map(str, reversed(position)))
+        if index > _MOST_ELEMENTS:
+            break
+    return "..."
+
+
+def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes an instance stores, without running a property."""
+    yield from list((attributes_of(item) or {}).items())
+    for kind in type(item).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = vars(kind).get(name)
+            if isinstance(descriptor, types.MemberDescriptorType):
+                try:
+                    yield name, descriptor.__get__(item)
+                except AttributeError:
+                    continue
+
+
+def _label(key: Any) -> str:
+    """Return how a key that is an object is written; its own `repr` is not run."""
+    return f"a {type(key).__name__}"

@@ -1,0 +1,117 @@
+"""Where holding begins, in the order in which a holder is named: the user's own names first."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .edges import local_names, namespace_of
+from .ranking import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from jupyter_gpumem.notebook import Notebook
+
+    from .walk import Walk
+
+_MACHINERY = frozenset(
+    {
+        "IPython",
+        "_pytest",
+        "asyncio",
+        "concurrent",
+        "debugpy",
+        "ipykernel",
+        "jupyter_client",
+        "jupyter_gpumem",
+        "execnet",
+        "nest_asyncio",
+        "pluggy",
+        "runpy",
+        "selectors",
+        "socketserver",
+        "threading",
+        "tornado",
+        "traitlets",
+        "zmq",
+    }
+)
+"""Packages whose running functions are the notebook itself or a test runner, or we."""
+
+
+def of_names(notebook: Notebook, walk: Walk) -> list[Root]:
+    """Let the walk reach everything from names, outputs, the last error and running functions; returns the roots."""
+    roots: list[Root] = []
+
+    def add(kind: str, rank: int, name: str, *values: Any) -> None:
+        roots.append(Root(kind, name, rank, walk.enter(values)))
+
+    for name, value in notebook.variables():
+        add("variable", 0, name, value)
+    for output in notebook.outputs():
+        add("output", 1, output.name, output.value)
+    for label, value in _error_locals(notebook):
+        add("error", 2, label, value)
+    for error in notebook.exceptions():
+        add("error", 2, f"the last error ({type(error).__name__}) itself", error)
+    for label, value in _running_locals(notebook):
+        add("frame", 3, label, value)
+    walk.expand()
+    return roots
+
+
+def of_modules(notebook: Notebook, walk: Walk) -> list[Root]:
+    """Let the walk reach everything from the modules of the process; returns the roots."""
+    ours = __name__.partition(".")[0]
+    roots = [
+        Root("module", f"module {name}", 4, walk.enter(list(vars(module).values())))
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] != ours and getattr(module, "__dict__", notebook.names) is not notebook.names
+    ]
+    walk.expand(classes=True)
+    return roots
+
+
+def _error_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
+    """Yield the local names of the last error's frames, each frame once, with a label."""
+    seen = set()
+    errors = notebook.exceptions()
+    label = type(errors[0]).__name__ if errors else "error"
+    for kind, frame, line in _error_frames(notebook):
+        if id(frame) in seen or namespace_of(frame) is notebook.names or _is_machinery(frame):
+            continue
+        seen.add(id(frame))
+        for name, value in local_names(frame).items():
+            yield f"the last error ({kind or label}), function {frame.f_code.co_name}, line {line}: {name}", value
+
+
+def _error_frames(notebook: Notebook) -> Iterator[tuple[str, FrameType, int]]:
+    heads = [(type(error).__name__, error.__traceback__) for error in notebook.exceptions()]
+    for kind, head in (*heads, *(("", head) for head in notebook.tracebacks())):
+        traceback = head
+        while traceback is not None:
+            yield kind, traceback.tb_frame, traceback.tb_lineno
+            traceback = traceback.tb_next
+    for frame in notebook.debugger_frames():
+        yield "", frame, frame.f_lineno
+
+
+def _running_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
+    """Yield the local names of the functions that run now, in every thread."""
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        where = "" if ident == own else f" in thread {threads.get(ident, ident)}"
+        while frame is not None:
+            if namespace_of(frame) is not notebook.names and not _is_machinery(frame):
+                for name, value in local_names(frame).items():
+                    yield f"running function {frame.f_code.co_name}{where}, line {frame.f_lineno}: {name}", value
+            frame = frame.f_back
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY

@@ -1,0 +1,174 @@
+"""What PyTorch's objects hold: storages, gradients, autograd graphs. PyTorch is looked up, never imported first."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jupyter_gpumem.devices import loaded_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_UNUSABLE = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What tensors of unusual layouts, freed graphs and tensors of a virtual card that is off answer questions with."""
+
+
+class Location(NamedTuple):
+    """A storage: the device type and PyTorch's index, where it lies, and its bytes as requested."""
+
+    kind: str
+    ordinal: int
+    address: int
+    nbytes: int
+
+
+def ndarray_types() -> tuple[type, ...]:
+    """Return NumPy's array type, once somebody has imported it."""
+    found = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return () if found is None else (found,)
+
+
+def view_of_torch() -> Torch | None:
+    """Return the view of the imported PyTorch, or `None` without one."""
+    torch = loaded_torch()
+    return None if torch is None else Torch(torch)
+
+
+class Torch:
+    """PyTorch's objects as the walk sees them. Nothing is computed, copied or synchronised."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.tensor: type = torch.Tensor
+        self.strided = torch.strided
+        self.module: type = torch.nn.Module
+        optim = sys.modules.get("torch.optim")
+        self.optimizer: type | None = getattr(optim, "Optimizer", None)
+        self._storages = (torch.UntypedStorage,)
+        self._saved: dict[type, tuple[str, ...]] = {}
+        # What was saved can be asked for without unpacking it in newer versions of PyTorch only.
+        self._shows_data = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Let no subclass and no mode see that attributes are read."""
+        with self._torch._C.DisableTorchFunction():
+            yield
+
+    def way(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
+        """Return the function that lists the children of a type's objects, if it is one of PyTorch's own kinds."""
+        if issubclass(kind, self.tensor):
+            return self._of_tensor
+        if self.is_node(kind):
+            return self._of_node
+        if issubclass(kind, self.module) or (self.optimizer is not None and issubclass(kind, self.optimizer)):
+            return _attributes
+        return None
+
+    def is_tensor(self, kind: type) -> bool:
+        """Whether a type's objects are tensors."""
+        return issubclass(kind, self.tensor)
+
+    def is_storage(self, kind: type) -> bool:
+        """Whether a type's objects are storages."""
+        return issubclass(kind, self._storages)
+
+    def is_node(self, kind: type) -> bool:
+        """Whether a type's objects are the nodes of autograd graphs."""
+        return hasattr(kind, "next_functions") and hasattr(kind, "_register_hook_dict")
+
+    def locate(self, item: Any) -> Location | None:
+        """Return where the storage of a tensor (or a storage itself) lies; `None` if there is no memory behind it."""
+        with contextlib.suppress(*_UNUSABLE):
+            storage = item if self.is_storage(type(item)) else item.untyped_storage()
+            device = item.device
+            if storage.device.type == "meta":  # a FakeTensor says otherwise of itself
+                return None
+            nbytes = storage.nbytes()
+            if nbytes:
+                return Location(device.type, device.index or 0, storage.data_ptr(), nbytes)
+        return None
+
+    def base_of(self, tensor: Any) -> Any:
+        """Return the tensor that a tensor is a view of, or `None`."""
+        with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
+            return tensor._base
+        return None
+
+    def used_bytes(self, tensor: Any) -> int:
+        """Return how many bytes of its storage a tensor uses at most."""
+        return int(tensor.numel() * tensor.element_size())
+
+    def _of_tensor(self, tensor: Any) -> list[Any]:
+        found = gc.get_referents(tensor)
+        with contextlib.suppress(*_UNUSABLE):
+            found.append(tensor._base)
+        with contextlib.suppress(*_UNUSABLE):
+            if tensor.is_leaf or tensor.retains_grad:
+                found.append(tensor.grad)
+        with contextlib.suppress(*_UNUSABLE):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                found.append(tensor.grad_fn)
+        if tensor.layout is not self.strided:
+            found += self._parts(tensor)
+        return found
+
+    def _parts(self, tensor: Any) -> Iterator[Any]:
+        """Yield the tensors that a sparse one is made of."""
+        for name in ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices", "values"):
+            with contextlib.suppress(*_UNUSABLE):
+                yield getattr(tensor, name)()
+
+    def _of_node(self, node: Any) -> list[Any]:
+        found = gc.get_referents(node)
+        found += [following for following, _ in node.next_functions if following is not None]
+        names = self._saved.get(type(node))
+        if names is None:
+            named = (name for name in dir(type(node)) if name.startswith("_raw_saved") or name == "variable")
+            names = self._saved[type(node)] = tuple(named)
+        for name in names:
+            with contextlib.suppress(*_UNUSABLE, _PythonRanError):  # freed by a backward pass, or packed by a hook
+                found += self._saved_by(node, name)
+        return found
+
+    def _saved_by(self, node: Any, name: str) -> list[Any]:
+        """Return what a node keeps under a name, as it lies there: no unpacking hook is run."""
+        if name == "variable" or self._shows_data:
+            saved = getattr(node, name)
+            parts = saved if isinstance(saved, tuple) else (saved,)
+            return [part if name == "variable" else part.data for part in parts if part is not None]
+        public = name.removeprefix("_raw")
+        public = public if hasattr(type(node), public) else public.removeprefix("_")
+        profile = sys.getprofile()
+        sys.setprofile(_refuse)  # an unpacking hook could compute, copy or wait
+        try:
+            saved = getattr(node, public)
+        finally:
+            sys.setprofile(profile)
+        return list(saved) if isinstance(saved, tuple) else [saved]
+
+
+class _PythonRanError(Exception):
+    """A Python function was about to run where none may."""
+
+
+def _refuse(_frame: object, event: str, _value: object) -> None:
+    """Stop a Python function before it begins. As a profile function of this thread."""
+    if event == "call":
+        raise _PythonRanError
+
+
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """Return the dict in which an object keeps its attributes, whatever its class does about them; `None` without."""
+    try:
+        found = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def _attributes(item: Any) -> list[Any]:
+    return list((attributes_of(item) or {}).values())

@@ -1,0 +1,115 @@
+"""The walk: which objects can be reached from where, and which of them lead to device memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .edges import ATOMS, Edges, is_a
+from .tensors import Location, view_of_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+BUDGET = 1_000_000
+"""Objects looked at by default: 1 to 2 s of work."""
+
+
+class Walk:
+    """A graph of objects by number, grown from one set of objects after another. Keeps them alive while it lives.
+
+    Args:
+        barred: ids of objects that are not entered: namespaces that everything leads to, and what belongs to us.
+        kinds: the device types that count, such as `cuda`.
+        budget: how many objects may be looked at.
+
+    Attributes:
+        objects: every object that was reached, by its number.
+        children: the numbers that each one refers to.
+        located: number and place of everything that has device memory of its own.
+        complete: whether the budget was enough.
+    """
+
+    def __init__(self, barred: Collection[int], kinds: Collection[str], budget: int = BUDGET) -> None:
+        self.objects: list[Any] = []
+        self.children: list[Sequence[int]] = []
+        self.located: dict[int, Location] = {}
+        self.complete = True
+        self._numbers: dict[int, int] = {}
+        self._barred, self._kinds, self._budget = barred, kinds, budget
+        self._torch = view_of_torch()
+        self._edges = Edges()
+        self._waiting: deque[int] = deque()
+
+    def number(self, item: object) -> int | None:
+        """Return the number of an object that was reached."""
+        return self._numbers.get(id(item))
+
+    def enter(self, found: Iterable[Any]) -> list[int]:
+        """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`."""
+        numbers, objects, entered = self._numbers, self.objects, []
+        for item in found:
+            if type(item) in ATOMS:
+                continue
+            key = id(item)
+            number = numbers.get(key)
+            if number is None:
+                if key in self._barred:
+                    continue
+                number = numbers[key] = len(objects)
+                objects.append(item)
+                self.children.append(())
+                self._waiting.append(number)
+            entered.append(number)
+        return entered
+
+    def expand(self, *, classes: bool = False) -> None:
+        """Reach everything from what was entered.
+
+        Args:
+            classes: whether attributes of imported classes are followed too.
+        """
+        edges, waiting, objects, children, enter = self._edges, self._waiting, self.objects, self.children, self.enter
+        if classes and not edges.classes:
+            edges.classes = True
+            waiting.extend(number for number, item in enumerate(objects) if is_a(item, type))
+        with self._torch.undisturbed() if self._torch is not None else contextlib.nullcontext():
+            while waiting:
+                if len(objects) > self._budget:
+                    self.complete = False
+                    waiting.clear()
+                    break
+                number = waiting.popleft()
+                item = objects[number]
+                children_of = edges.way(type(item))
+                if children_of is not None:
+                    children[number] = enter(children_of(item))
+                self._locate(number, item)
+
+    def _locate(self, number: int, item: Any) -> None:
+        torch = self._torch
+        if torch is not None and (torch.is_tensor(type(item)) or torch.is_storage(type(item))):
+            location = torch.locate(item)
+            if location is not None and location.kind in self._kinds:
+                self.located[number] = location
+
+    def reachable(self, starts: Iterable[int]) -> set[int]:
+        """Return the numbers of what can be reached from some of the objects, themselves included."""
+        found = set(starts)
+        waiting = list(found)
+        while waiting:
+            for child in self.children[waiting.pop()]:
+                if child not in found:
+                    found.add(child)
+                    waiting.append(child)
+        return found
+
+    def lies_on_a_device(self, tensor: Any) -> bool:
+        """Whether a tensor, reached or not, has memory on a device that counts."""
+        torch = self._torch
+        if torch is None:
+            return False
+        with torch.undisturbed():
+            location = torch.locate(tensor)
+        return location is not None and location.kind in self._kinds

@@ -1,0 +1,2 @@
+/** Style sheets, which the bundle puts beside the module. */
+declare module "*.css";

@@ -1,0 +1,42 @@
+// @ts-check
+/** Which of a panel's views is unfolded: always exactly one, and the one in the sidebar before those in the notebook. */
+
+/**
+ * @typedef {object} Place
+ * @property {number} order views that came later have higher numbers
+ * @property {boolean} connected whether the view is in the page at all
+ * @property {boolean} docked whether it is in JupyterLab's sidebar
+ * @property {number} chosen when the user asked to see it here; 0 if never
+ */
+
+/**
+ * The view to unfold, or `null` if none is in the page.
+ * @template {Place} T
+ * @param {Iterable<T>} places
+ * @returns {T | null}
+ */
+export function unfolded(places) {
+  /** @type {T | null} */
+  let best = null;
+  for (const place of places) {
+    if (place.connected && (best === null || before(best, place))) best = place;
+  }
+  return best;
+}
+
+/**
+ * Whether `other` is to be preferred.
+ * @param {Place} one
+ * @param {Place} other
+ */
+function before(one, other) {
+  if (one.chosen !== other.chosen) return other.chosen > one.chosen;
+  if (one.docked !== other.docked) return other.docked;
+  return other.order > one.order;
+}
+
+/** @param {Element} element */
+export const isDocked = (element) => element.closest(".jupyterlab-sidecar") !== null;
+
+/** Whether this page is a JupyterLab, which alone has a sidebar for us. */
+export const inLab = () => document.querySelector(".jp-LabShell") !== null;

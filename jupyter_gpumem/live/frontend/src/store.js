@@ -1,0 +1,208 @@
+// @ts-check
+/** What one panel knows in the browser, shared by all its views: samples, cells, maps, and how the user wants to see it. */
+
+import { COLUMNS, History, rowsOf, slotOf } from "./history.js";
+import { decodeMap, decodeRows } from "./wire.js";
+
+/** @typedef {import("./types").State} State */
+/** @typedef {import("./types").Cell} Cell */
+/** @typedef {import("./types").Incoming} Incoming */
+/** @typedef {import("./types").BlockMap} BlockMap */
+/** @typedef {import("./layout.js").Order} Order */
+
+export const WINDOWS = [30, 120, 600, 3600];
+
+/**
+ * How the user looks at it. None of it is known to the kernel, so all of it works while the kernel is busy.
+ * @typedef {object} Settings
+ * @property {number} window seconds
+ * @property {[number, number] | null} zoom
+ * @property {number | null} paused the time at which the picture stands still
+ * @property {string} unit
+ * @property {boolean} log
+ * @property {number} slot
+ * @property {Set<string>} hidden names of series
+ * @property {Order} order
+ * @property {boolean} toScale
+ */
+
+export class Store {
+  /** @param {number} interval seconds between two samples */
+  constructor(interval) {
+    this.interval = interval;
+    /** @type {State | null} */
+    this.state = null;
+    /** @type {Map<number, History>} */
+    this.histories = new Map();
+    /** @type {Cell[]} */
+    this.cells = [];
+    /** @type {Map<number, BlockMap>} */
+    this.maps = new Map();
+    /** @type {Map<string, string>} names of actions that were asked for and not answered, with their request */
+    this.pending = new Map();
+    /** @type {import("./types").Answer | null} */
+    this.answer = null;
+    /** Whether the kernel has gone: nothing will come any more. */
+    this.ended = false;
+    this.arrived = 0;
+    this.messages = 0;
+    /** @type {Settings} */
+    this.settings = {
+      window: WINDOWS[1],
+      zoom: null,
+      paused: null,
+      unit: "auto",
+      log: false,
+      slot: 0,
+      hidden: new Set(),
+      order: "address",
+      toScale: false,
+    };
+    /** @type {Set<(what: string) => void>} */
+    this.listeners = new Set();
+  }
+
+  /**
+   * Take a message of the kernel.
+   * @param {Incoming} content
+   * @param {DataView[]} buffers
+   */
+  receive(content, buffers) {
+    this.arrived = performance.now() / 1000;
+    this.messages++;
+    if (content.kind === "samples") {
+      const rows = rowsOf(decodeRows(buffers[0]));
+      if (content.history) this.mergeHistory(rows);
+      else for (const row of rows) this.history(slotOf(row)).append(row);
+    } else if (content.kind === "cells") {
+      this.mergeCells(content.cells);
+    } else if (content.kind === "map") {
+      this.maps.set(content.slot, decodeMap(content, buffers));
+    } else if (content.kind === "state") {
+      if (content.columns.join() !== COLUMNS.join()) throw new Error("the panel and the kernel are of different versions");
+      this.state = content;
+      if (content.answer) {
+        this.answer = content.answer;
+        for (const [name, id] of this.pending) if (id === content.answer.id) this.pending.delete(name);
+      }
+    }
+    this.changed(content.kind);
+  }
+
+  /** @param {string} what */
+  changed(what) {
+    for (const listener of this.listeners) listener(what);
+  }
+
+  /**
+   * Change how the user looks at it.
+   * @param {Partial<Settings>} changes
+   */
+  set(changes) {
+    Object.assign(this.settings, changes);
+    this.changed("settings");
+  }
+
+  /**
+   * Show or hide a line.
+   * @param {string} name
+   */
+  toggle(name) {
+    const hidden = new Set(this.settings.hidden);
+    if (!hidden.delete(name)) hidden.add(name);
+    this.set({ hidden });
+  }
+
+  /** Let the picture stand still, or follow again. */
+  pause() {
+    this.set({ paused: this.settings.paused === null ? this.latest : null, zoom: null });
+  }
+
+  /** @param {number} slot */
+  history(slot) {
+    let found = this.histories.get(slot);
+    if (!found) this.histories.set(slot, (found = new History()));
+    return found;
+  }
+
+  /** @param {Float64Array[]} rows */
+  mergeHistory(rows) {
+    /** @type {Map<number, Float64Array[]>} */
+    const bySlot = new Map();
+    for (const row of rows) bySlot.set(slotOf(row), (bySlot.get(slotOf(row)) ?? []).concat([row]));
+    for (const [slot, older] of bySlot) this.history(slot).merge(older);
+  }
+
+  /** @param {Cell[]} cells */
+  mergeCells(cells) {
+    for (const cell of cells) {
+      const known = this.cells.findIndex((one) => one.start === cell.start);
+      if (known < 0) this.cells.push(cell);
+      else if (this.cells[known].end === null) this.cells[known] = cell;
+    }
+    this.cells.sort((a, b) => a.start - b.start);
+    this.cells.splice(0, this.cells.length - 400);
+  }
+
+  /** The device that is shown. */
+  get device() {
+    return this.state?.devices[this.settings.slot] ?? null;
+  }
+
+  /** The samples of the device that is shown. */
+  get shown() {
+    return this.history(this.settings.slot);
+  }
+
+  /** The newest map of the device that is shown. */
+  get map() {
+    return this.maps.get(this.settings.slot) ?? null;
+  }
+
+  /**
+   * The newest value of a series of the device that is shown; of a paused picture, its last.
+   * @param {string} name
+   * @returns {number | null}
+   */
+  newest(name) {
+    const { shown, settings } = this;
+    const last = (settings.paused === null ? shown.length : shown.from(settings.paused + 1e-3)) - 1;
+    if (last < 0) return null;
+    if (name !== "ratio") return shown.at(last, name);
+    const reserved = shown.at(last, "reserved");
+    return reserved ? 1 - shown.at(last, "allocated") / reserved : null;
+  }
+
+  /** The cell that runs, as far as is known here. */
+  get running() {
+    const last = this.cells[this.cells.length - 1];
+    return last && last.end === null ? last : null;
+  }
+
+  /** The time of the newest sample of the device that is shown. */
+  get latest() {
+    const { shown } = this;
+    return shown.length ? shown.at(shown.length - 1, "time") : 0;
+  }
+
+  /** Seconds since the kernel last said anything. */
+  get silence() {
+    return this.arrived ? performance.now() / 1000 - this.arrived : 0;
+  }
+
+  /** From when samples count as missing. */
+  get gap() {
+    return Math.max(1, 3.5 * this.interval);
+  }
+
+  /**
+   * The part of time that the chart shows.
+   * @returns {[number, number]}
+   */
+  get range() {
+    const { zoom, paused, window } = this.settings;
+    if (zoom) return zoom;
+    const end = paused ?? this.latest + (this.silence > this.gap ? this.silence : 0);
+    return [end - window, end];
+  }
+}

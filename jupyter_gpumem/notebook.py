@@ -1,0 +1,200 @@
+"""What a notebook itself keeps: its names, its outputs and its last error. The shell is found, never imported."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_LAST = ("last_exc", "last_value")
+_UNDERSCORES = ("_", "__", "___")
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """A value that was displayed, and the names under which the notebook keeps it."""
+
+    value: Any
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: `Out[3]`."""
+        return self.names[0]
+
+
+class Notebook:
+    """The interactive session of this process, or the main module of a script.
+
+    Args:
+        shell: IPython's shell, or `None` in a script.
+        error: an error that is being handled, and not kept by the session yet.
+    """
+
+    def __init__(self, shell: Any = None, error: BaseException | None = None) -> None:
+        self.shell = shell
+        self._handled = error
+        self.names: dict[str, Any] = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
+        self.hidden: dict[str, Any] = shell.user_ns_hidden if shell is not None else {}
+
+    @classmethod
+    def current(cls, error: BaseException | None = None) -> Notebook:
+        """Return the session of this process, with an error that is being handled, if there is one."""
+        find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        return cls(find() if find is not None else None, error)
+
+    def variables(self) -> Iterator[tuple[str, Any]]:
+        """Yield the user's own names and what they are bound to."""
+        outputs = {id(output.value) for output in self.outputs()}
+        for name, value in list(self.names.items()):
+            if name.startswith("__") and name.endswith("__"):
+                continue
+            if name in self.hidden and self.hidden[name] is value:
+                continue
+            if self.shell is not None and name in _UNDERSCORES and id(value) in outputs:
+                continue
+            yield name, value
+
+    def outputs(self) -> list[Output]:
+        """Return the values that were displayed and are still kept, the oldest first."""
+        if self.shell is None:
+            return []
+        found: dict[int, Output] = {}
+        for place, key, name in self._output_places():
+            value = place.get(key)
+            if value is None or isinstance(value, str):
+                continue
+            output = found.setdefault(id(value), Output(value))
+            if name not in output.names:
+                output.names.append(name)
+        return list(found.values())
+
+    def _output_places(self) -> Iterator[tuple[dict[Any, Any], Any, str]]:
+        """Yield every place that a displayed value is kept in: a dict, the key in it, and the name."""
+        kept = self.names.get("_oh", {})
+        for number in sorted(kept):
+            yield kept, number, f"Out[{number}]"
+        numbered = [f"_{number}" for number in kept]
+        hook = vars(self.shell.displayhook)
+        for name in _UNDERSCORES:
+            # A name that the user bound to something else is not IPython's.
+            if self.names.get(name) is hook.get(name):
+                yield self.names, name, name
+            yield self.hidden, name, name
+            yield hook, name, name
+        for name in (*numbered, *(key for key in self.hidden if key[:1] == "_" and key[1:].isdecimal())):
+            yield self.names, name, name
+            yield self.hidden, name, name
+        result = getattr(self.shell, "last_execution_result", None)
+        if result is not None:
+            yield vars(result), "result", "the last cell's result"
+
+    def drop_outputs(self, names: Iterable[str]) -> None:
+        """Forget displayed values in every place; others stay, and the user's own names too.
+
+        Args:
+            names: what `Output.name` calls them.
+        """
+        wanted = frozenset(names)
+        gone = {id(output.value) for output in self.outputs() if output.name in wanted}
+        for place, key, _ in list(self._output_places()):
+            if key in place and id(place[key]) in gone:
+                if key in _UNDERSCORES or key == "result":
+                    # As IPython does when it flushes its outputs; all places must agree, or it believes the name ours.
+                    place[key] = None if key == "result" else ""
+                else:
+                    del place[key]
+
+    def exceptions(self) -> list[BaseException]:
+        """Return the last error and every one chained to it or grouped in it, as far as the notebook keeps them."""
+        result = getattr(self.shell, "last_execution_result", None)
+        kept = [self._handled, *(getattr(sys, name, None) for name in _LAST)]
+        kept += [getattr(result, name, None) for name in ("error_in_exec", "error_before_exec")]
+        return chained(*(error for error in kept if isinstance(error, BaseException)))
+
+    def tracebacks(self) -> list[Any]:
+        """Return the tracebacks that are kept beside the exceptions they belong to."""
+        kept = [getattr(sys, "last_traceback", None), getattr(self._formatter(), "tb", None)]
+        return [traceback for traceback in kept if traceback is not None]
+
+    def debugger_frames(self) -> list[Any]:
+        """Return the frames that an ended `%debug` still keeps."""
+        debugger = getattr(self._formatter(), "pdb", None)
+        return [f for f in (getattr(debugger, name, None) for name in ("botframe", "curframe")) if f is not None]
+
+    def _formatter(self) -> Any:
+        return getattr(self.shell, "InteractiveTB", None)
+
+    def drop_error(self, keep: Iterable[BaseException] = ()) -> None:
+        """Forget the last error's frames in every place.
+
+        Args:
+            keep: exceptions that the user's own variables hold, whose tracebacks are not touched.
+        """
+        kept = {id(error) for error in keep}
+        for error in self.exceptions():
+            if id(error) not in kept:
+                error.__traceback__ = None  # a frame may hold the exception, which would hold the frame
+        for name in ("last_exc", "last_value", "last_type", "last_traceback"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        formatter = self._formatter()
+        if formatter is not None:
+            formatter.tb = None
+            debugger = getattr(formatter, "pdb", None)
+            if debugger is not None:
+                debugger.reset()
+                debugger.botframe = debugger.curframe = None
+        result = getattr(self.shell, "last_execution_result", None)
+        if result is not None and (result.error_in_exec or result.error_before_exec):
+            self.shell.last_execution_result = None
+        if self.shell is not None:
+            _explain_debug(self.shell)
+
+
+_RELEASED = "%debug: the last error's frames were released by gpumem; run the failing cell again to debug it"
+
+
+def _explain_debug(shell: Any) -> None:
+    """Let `%debug` say why there is nothing to debug, until there is a new error or `restore_debug`."""
+    restore_debug(shell)
+    original = shell.debugger
+
+    def debugger(force: bool = False) -> Any:  # noqa: FBT001, FBT002 - IPython's signature
+        if getattr(sys, "last_traceback", None) is None:
+            print(_RELEASED, file=sys.stderr)  # noqa: T201 - where IPython says that there is no traceback
+            return None
+        restore_debug(shell)
+        return original(force=force)
+
+    debugger.released = True  # type: ignore[attr-defined]
+    shell.debugger = debugger
+
+
+def restore_debug(shell: Any) -> None:
+    """Give `%debug` back to IPython."""
+    if getattr(vars(shell).get("debugger"), "released", False):
+        del shell.debugger
+
+
+def chained(*errors: BaseException) -> list[BaseException]:
+    """Return exceptions with all that they were raised from, during, or group; each once, the given ones first."""
+    group: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+    found: dict[int, BaseException] = {}
+    waiting = list(errors)
+    while waiting:
+        error = waiting.pop(0)
+        if id(error) in found:
+            continue
+        found[id(error)] = error
+        waiting += [one for one in (error.__cause__, error.__context__) if one is not None]
+        if isinstance(error, group):
+            waiting += error.exceptions
+        # The package of that name, for Python 3.10.
+        elif isinstance(nested := getattr(error, "exceptions", None), tuple):
+            waiting += [one for one in nested if isinstance(one, BaseException)]
+    return list(found.values())

@@ -1,0 +1,155 @@
+"""What would help: two or three actions with the bytes that each gives, tried out where that is possible."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.records import OomAction
+from jupyter_gpumem.units import format_bytes
+
+from .numbers import CONTEXT
+from .rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.holding import Survey
+    from jupyter_gpumem.records import Holder
+
+    from .numbers import Numbers
+    from .observer import OomState
+
+_MOST_ACTIONS = 3
+_WORTH_NAMING = 0.02
+_MOST_CANDIDATES = 5
+_NOTEBOOK = frozenset({"error", "output", "cycle"})
+EXPANDABLE = "expandable_segments:True"
+_CONVOLUTION = ("conv", "cudnn")
+
+
+class Advisor:
+    """Looks for what would help against one error.
+
+    Args:
+        kind: the verdict.
+        n: its numbers.
+        state: what was kept, or `None`.
+        found: who holds memory, or `None` where nobody was searched for.
+        replayed: the settings under which a replay of the running recording gets through, or `None`.
+    """
+
+    def __init__(
+        self, kind: str, n: Numbers, state: OomState | None, found: Survey | None, replayed: str | None = None
+    ) -> None:
+        self._kind, self._n, self._state, self._found, self._replayed = kind, n, state, found, replayed
+        self._rehearsal = Rehearsal(state) if state is not None else None
+        self._usable = self._rehearsal is not None and self._rehearsal.usable
+
+    def actions(self, holders: tuple[Holder, ...]) -> tuple[OomAction, ...]:
+        """Return the best actions, those that were tried out first."""
+        found = [
+            *self._about_the_reason(),
+            *self._settings(),
+            *self._release(),
+            *self._benchmark(),
+            *self._largest(holders),
+        ]
+        found.sort(key=lambda action: not action.checked)
+        return tuple(found[:_MOST_ACTIONS])
+
+    def _about_the_reason(self) -> list[OomAction]:
+        n, kind = self._n, self._kind
+        if kind == "cap":
+            return self._lift_cap()
+        if kind == "others":
+            size = n.others if n.others is not None else n.elsewhere
+            return [OomAction("wait until the other processes are done, or use another card", size)]
+        if kind == "private pools":
+            text = "let go of CUDA graphs: delete them and what was compiled, torch._dynamo.reset(), then %gpumem_free"
+            return [OomAction(text, n.private)]
+        if kind == "outside":
+            size = max(0, (n.outside or 0) - CONTEXT)
+            return [OomAction("restart the kernel, and leave out what took memory outside PyTorch", size)]
+        if kind == "absurd request":
+            return [OomAction("look at the shapes where it failed: a broadcast or a product of two large dimensions")]
+        if kind == "unclear":
+            return [OomAction("look for a cap (torch.cuda.get_per_process_memory_fraction()) and for free host memory")]
+        return []
+
+    def _lift_cap(self) -> list[OomAction]:
+        n = self._n
+        if n.limit is None or n.request is None or not n.total:
+            return []
+        fraction = math.ceil(100 * (n.reserved + n.request) / n.total) / 100
+        checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(capped=False) is True
+        text = f"raise the cap: torch.cuda.set_per_process_memory_fraction({min(1.0, fraction):.2f}) or more"
+        return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]
+
+    def _settings(self) -> list[OomAction]:
+        """Return a setting, only when a replay shows that the request succeeds with it, and it is not on."""
+        if self._replayed is not None:
+            text = f"restart with PYTORCH_CUDA_ALLOC_CONF={self._replayed}: a replay of the recording gets through"
+            return [OomAction(text, None, checked=True, settings=self._replayed)]
+        rehearsal = self._rehearsal
+        if not self._usable or rehearsal is None or rehearsal.settings.expandable_segments:
+            return []
+        if rehearsal.settings.max_split_size is not None or self._kind != "fragmentation":
+            return []
+        if rehearsal.succeeds_expandable() is not True:
+            return []
+        text = (
+            f"restart with PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: with every tensor where it lies now, the request "
+            "succeeds (memory that is held already would not change)"
+        )
+        return [OomAction(text, self._n.unallocated - self._n.private_free, checked=True, settings=EXPANDABLE)]
+
+    def _release(self) -> list[OomAction]:
+        """Return that the notebook's own holders can go, with what they alone hold."""
+        if self._found is None or self._state is None:
+            return []
+        label, roots = self._state.device.label, self._found.ranking.roots
+        size, freed = 0, set()
+        for where, storage, holding in self._found.storages():
+            if where == label and all(roots[root].kind in _NOTEBOOK for root in holding):
+                size += storage.allocated
+                freed.add(storage.address)
+        if size < _WORTH_NAMING * max(1, self._n.allocated):
+            return []
+        checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(freed=freed) is True
+        return [OomAction("%gpumem_free: the failed cell, outputs and garbage let go of it", size, checked)]
+
+    def _benchmark(self) -> list[OomAction]:
+        state = self._state
+        if state is None or not state.benchmark or self._kind == "cap":
+            return []
+        if not any(word in place.lower() for place in state.places[:4] for word in _CONVOLUTION):
+            return []
+        return [OomAction("torch.backends.cudnn.benchmark = False: its search for algorithms tries large workspaces")]
+
+    def _largest(self, holders: tuple[Holder, ...]) -> list[OomAction]:
+        """Return which of the user's own holders could go, the smallest that is enough first, and what else is less."""
+        n = self._n
+        if self._kind in {"absurd request", "cap", "others", "unclear"} or n.short is None:
+            return []
+        mine = [h for h in holders if h.kind in {"variable", "graph", "hook"} and h.alone][:_MOST_CANDIDATES]
+        found = []
+        enough = [holder for holder in reversed(mine) if self._succeeds_without(holder)]
+        chosen = enough[:1] or [h for h in mine[:1] if h.alone >= _WORTH_NAMING * max(1, n.allocated)]
+        for holder in chosen:
+            what = f"the autograd graph of {holder.name}" if holder.kind == "graph" else holder.name
+            found.append(OomAction(f"let go of {what}, if it is not needed", holder.alone, bool(enough)))
+        if self._kind == "too much" and n.allocated:
+            share = 100 * n.short / (n.allocated + n.short)
+            text = f"a smaller batch or model: {format_bytes(n.short)} or {share:.1f} % less is enough for this request"
+            found.append(OomAction(text, n.short))
+        return found
+
+    def _succeeds_without(self, holder: Holder) -> bool:
+        if not self._usable or self._rehearsal is None or self._found is None or self._state is None:
+            return False
+        roots = self._found.ranking.roots
+        freed = {
+            storage.address
+            for where, storage, holding in self._found.storages()
+            if where == self._state.device.label and [roots[root].name for root in holding] == [holder.name]
+        }
+        return bool(freed) and self._rehearsal.succeeds(freed=freed) is True

@@ -1,0 +1,214 @@
+"""Explaining an out-of-memory error: text and state in, one record out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.comparison import whatif
+from jupyter_gpumem.errors import GpumemError, UnavailableError
+from jupyter_gpumem.fragments import fragmentation
+from jupyter_gpumem.holding import Survey, survey
+from jupyter_gpumem.notebook import Notebook
+from jupyter_gpumem.recorder import RECORDER
+from jupyter_gpumem.records import Holder, OomExplanation, OomText
+from jupyter_gpumem.units import format_bytes
+
+from . import observer, verdicts
+from .advice import EXPANDABLE, Advisor
+from .numbers import numbers
+from .shapes import frame_place, guess_shape
+from .texts import find_oom, parse
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.holding.books import Ledger
+
+    from .observer import OomState
+
+_ATTRIBUTE = "gpumem_explanation"
+_MOST_PINS = 4
+_MOST_HOLDERS = 3
+_SAME = 0.01
+_MOST_EVENTS = 200_000
+"""Longer recordings are not replayed while the user waits for an error; `%gpumem_whatif` does it."""
+
+_FAMILIES = {
+    "driver": "The driver ran out of memory outside PyTorch's allocator, which has no numbers to it",
+    "library": "A library (cuBLAS, cuDNN, NCCL, ...) found no memory for itself outside PyTorch's allocator",
+    "assert": "PyTorch's allocator ran out of memory and then failed to say so: it asks the driver about processes, "
+    "which this device (a MIG slice, often) refuses",
+    "host": "The main memory is full, not the GPU's",
+}
+
+
+def explained(error: BaseException) -> OomExplanation | None:
+    """Return the explanation that an error already carries."""
+    found = find_oom(error)
+    return None if found is None else getattr(found[0], _ATTRIBUTE, None)
+
+
+def explain_oom(error: BaseException | str | None = None) -> OomExplanation | None:
+    """Return why memory ran out and what would help here; `None` if an error is not about memory.
+
+    The state is what PyTorch's allocator had when it failed, where that was kept: in a notebook with the extension, and
+    inside `gm.retry_on_oom`. Otherwise it is what there is now, or what the text says. The error keeps the result.
+
+    Args:
+        error: the error, one that was raised from it, or its text; the last error of the session if `None`.
+
+    Raises:
+        UnavailableError: no error is given, and there was none.
+    """
+    if isinstance(error, str):
+        text = parse(error)
+        return None if text is None else _explain(text, None, None)
+    if error is None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            raise UnavailableError("there was no error in this session; hand one over: gm.explain_oom(error)")
+    found = find_oom(error)
+    if found is None:
+        return None
+    cause, text = found
+    known: OomExplanation | None = getattr(cause, _ATTRIBUTE, None)
+    if known is None:
+        known = _explain(text, _state(text), cause)
+        setattr(cause, _ATTRIBUTE, known)
+    return known
+
+
+def _state(text: OomText) -> tuple[OomState, str] | None:
+    """Return the state that belongs to an error, and when it was seen."""
+    kept = observer.last_state()
+    observer.forget()
+    if kept is not None and _belongs(kept, text):
+        return kept, "when it happened"
+    if text.family == "host" or text.platform not in {"cuda", "hip", "xpu"}:
+        return None
+    now = observer.capture("xpu" if text.platform == "xpu" else "cuda", text.device or 0)
+    return None if now is None or text.requested is None else (now, "after the cell")
+
+
+def _belongs(state: OomState, text: OomText) -> bool:
+    if text.requested is None or state.tried is None:
+        return text.family == "allocator"
+    near = abs(text.requested - state.tried) <= max(_SAME * state.tried, 1)
+    return near and text.device in {None, state.device.index}
+
+
+def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseException | None) -> OomExplanation:
+    state, when = seen if seen is not None else (None, "in the text only")
+    n = numbers(text, state)
+    if text.family in _FAMILIES:
+        kind = {"host": "host", "driver": "outside", "library": "outside"}.get(text.family, "unclear")
+        said = _FAMILIES[text.family]
+    else:
+        kind = verdicts.verdict(n)
+        largest = None
+        if state is not None and state.segments is not None:
+            largest = fragmentation(state.segments).largest_free
+        said = verdicts.sentence(kind, n, largest)
+    found = survey(Notebook.current(error)) if state is not None else None
+    holders: tuple[Holder, ...] = ()
+    details: list[str] = []
+    if found is not None and state is not None:
+        books = next((d for d in found.record().devices if d.device.label == state.device.label), None)
+        holders = books.holders if books is not None else ()
+        if kind == "fragmentation":
+            details += _pins(state, found)
+        if holders:
+            named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in holders[:_MOST_HOLDERS])
+            details.append(f"The largest holders: {named}")
+    if error is not None:
+        place = frame_place(error)
+        if place is not None:
+            details.insert(0, f"It failed in {place}")
+        shape = guess_shape(error, n.request) if n.request is not None and kind == "absurd request" else None
+        if shape is not None:
+            details.insert(1, shape)
+    trouble = observer.problem()
+    if trouble is not None:
+        details.append(f"The state could not be kept when it happened: {trouble}")
+    replayed = _replayed(state) if state is not None and kind == "fragmentation" else None
+    return OomExplanation(
+        verdict=kind,
+        sentence=said,
+        text=text,
+        device=state.device.label if state is not None else None,
+        evidence=verdicts.evidence(n) if text.family == "allocator" else (),
+        details=tuple(details),
+        actions=Advisor(kind, n, state, found, replayed).actions(holders) if text.family == "allocator" else (),
+        seen=when,
+    )
+
+
+def _name(holder: Holder) -> str:
+    return f"the autograd graph of {holder.name}" if holder.kind == "graph" else holder.name
+
+
+def _pins(state: OomState, found: Survey) -> list[str]:
+    """Say which large free blocks there are, and what lives beside them in the same segment."""
+    ledger = found.ledgers[state.device.label][2] if state.device.label in found.ledgers else None
+    split = []
+    for segment in state.segments or ():
+        free = max((b["size"] for b in segment["blocks"] if b["state"] == "inactive"), default=0)
+        live = [b for b in _placed(segment) if b[1]["state"] != "inactive"]
+        if free and live:
+            split.append((free, segment["total_size"], live))
+    split.sort(key=lambda entry: -entry[0])
+    said = []
+    for free, total, live in split[:1]:
+        size = sum(block["size"] for _, block in live)
+        names = _who(ledger, found, [address for address, _ in live]) if ledger is not None else []
+        by = f": {', '.join(names)}" if names else ""
+        said.append(
+            f"The largest free block, {format_bytes(free)}, lies in a segment of {format_bytes(total)} that is pinned "
+            f"by {len(live)} live blocks ({format_bytes(size)}){by}"
+        )
+    if len(split) > 1:
+        loose = sum(free for free, _, _ in split)
+        said.append(f"{len(split)} segments are split like that, with {format_bytes(loose)} in their largest gaps")
+    return said
+
+
+def _placed(segment: dict) -> list[tuple[int, dict]]:  # type: ignore[type-arg]
+    address, found = segment["address"], []
+    for block in segment["blocks"]:
+        address = block.get("address", address)
+        found.append((address, block))
+        address += block["size"]
+    return found
+
+
+def _who(ledger: Ledger, found: Survey, addresses: list[int]) -> list[str]:
+    from jupyter_gpumem.holding.books import storage_holders
+
+    names: dict[str, None] = {}
+    for address in addresses:
+        storage = ledger.storages.get(address)
+        if storage is not None:
+            root = next(iter(storage_holders(found.ranking, storage)))
+            names[found.ranking.roots[root].name] = None
+    return [*list(names)[:_MOST_PINS], *(["..."] if len(names) > _MOST_PINS else [])]
+
+
+def _replayed(state: OomState) -> str | None:
+    """Return the settings with which a replay of the running recording gets through; `None` if there are none."""
+    try:
+        recording = RECORDER.recording()
+        events = len(recording.events(state.device.index))
+        if not 0 < events <= _MOST_EVENTS:
+            return None
+        result = whatif(recording, _candidates(recording.settings), device=state.device.index)
+    except GpumemError:
+        return None  # nothing was recorded, or it cannot be replayed: then the state alone has to do
+    if not result.check.exact or result.results[0].ooms == 0:
+        return None
+    good = [row for row in result.results[1:] if row.ooms == 0 and not row.warnings]
+    return min(good, key=lambda row: row.peak_reserved).settings if good else None
+
+
+def _candidates(settings: AllocatorSettings) -> list[str]:
+    tried = (EXPANDABLE, "max_split_size_mb:512", "max_split_size_mb:128", "roundup_power2_divisions:8")
+    return [text for text in tried if AllocatorSettings.parse(text) != settings]

@@ -1,0 +1,139 @@
+"""Trying again after an out-of-memory error, from a state in which the failed attempt holds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from .devices import give_back_everywhere
+from .errors import InvalidValueError
+from .notebook import chained
+from .oom import explain_oom, find_oom
+from .oom.observer import observe
+from .records import FailedAttempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .records import OomText
+
+
+def retry_on_oom(
+    function: Callable[..., Any] | None = None,
+    *,
+    max_retries: int = 3,
+    on_retry: Callable[[FailedAttempt], object] | None = None,
+) -> Any:
+    """Run a function again when it runs out of memory, after everything that the failed attempt held is released.
+
+    As a decorator, with or without arguments, or as a call: `gm.retry_on_oom(max_retries=2).call(step, batch)`. Between
+    attempts the frames of the failed one are released (an `except` block that tries again keeps them), garbage is
+    collected and unused memory is given back. Other errors pass. The last error is raised with its explanation: as
+    `error.gpumem_explanation`, and below its traceback where Python has notes.
+
+    Args:
+        function: what to decorate; without one the decorator is returned.
+        max_retries: how often to try again; 0 only explains.
+        on_retry: called with a `FailedAttempt` before each further attempt: to make a batch smaller, say.
+
+    Raises:
+        TypeError: the function is a generator function, whose body runs between the lines of its caller.
+        InvalidValueError: `max_retries` is negative.
+    """
+    retry = Retry(max_retries, on_retry)
+    return retry if function is None else retry(function)
+
+
+class Retry:
+    """What `retry_on_oom` returns: decorates functions, or calls them.
+
+    Args:
+        max_retries: how often to try again.
+        on_retry: called before each further attempt.
+    """
+
+    def __init__(self, max_retries: int, on_retry: Callable[[FailedAttempt], object] | None) -> None:
+        if max_retries < 0:
+            raise InvalidValueError(f"max_retries must be 0 or more, got {max_retries}")
+        self._max_retries, self._on_retry = max_retries, on_retry
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"cannot retry the generator function {function.__qualname__!r}: its body runs between the lines of "
+                "its caller; retry the function that consumes it"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def retried_async(*args: Any, **kwargs: Any) -> Any:
+                for number in range(1, self._max_retries + 2):
+                    observe()
+                    try:
+                        return await function(*args, **kwargs)
+                    except asyncio.CancelledError:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
+                        text, message = self._failed(error, number)
+                    self._prepare(number, text, message)
+                raise AssertionError  # the last attempt returns or raises
+
+            return retried_async
+
+        @functools.wraps(function)
+        def retried(*args: Any, **kwargs: Any) -> Any:
+            return self.call(function, *args, **kwargs)
+
+        return retried
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function, again if need be, and return its value."""
+        for number in range(1, self._max_retries + 2):
+            observe()
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
+                text, message = self._failed(error, number)
+            # Outside of the `except` block: inside, the error and with it the frames of the attempt are alive.
+            self._prepare(number, text, message)
+        raise AssertionError  # the last attempt returns or raises
+
+    def _failed(self, error: BaseException, number: int) -> tuple[OomText, str]:
+        """Let go of the frames of an attempt; an error that is to be seen is raised again."""
+        found = find_oom(error)
+        if found is None or found[1].family == "host":
+            raise error
+        if number > self._max_retries:
+            explain(error)
+            raise error
+        release_frames(error)
+        return found[1], str(found[0])
+
+    def _prepare(self, number: int, text: OomText, message: str) -> None:
+        attempt = FailedAttempt(number, message, text.requested, clean())
+        if self._on_retry is not None:
+            self._on_retry(attempt)
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of the frames of an error and of all that it was raised from, during, or groups."""
+    for one in chained(error):
+        one.__traceback__ = None
+
+
+def clean() -> int:
+    """Collect garbage and give unused memory back; returns the bytes that the driver got."""
+    gc.collect()
+    return give_back_everywhere()
+
+
+def explain(error: BaseException) -> None:
+    """Attach the explanation to an out-of-memory error, as an attribute and a note."""
+    explanation = explain_oom(error)
+    if explanation is None:
+        return
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(str(explanation))

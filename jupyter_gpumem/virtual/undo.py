@@ -1,0 +1,331 @@
+"""What there is before code runs on trial, and its exact return: names, objects, tensors, settings, random numbers.
+
+Nothing is copied that need not be. Tensors that are moved to the device keep what they were in another Python object,
+and get it back; only the values of CPU tensors and NumPy arrays are copied beforehand, as far as host memory allows.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from jupyter_gpumem.units import GiB, MiB
+
+from . import known
+from .containers import Contents
+from .storages import BACKEND, new_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .memory import VirtualMemory
+    from .patches import Patches
+
+_SMALL = MiB
+_PART_OF_HOST, _MOST = 0.25, 4 * GiB
+"""So much of the free host memory may be taken for copies of values, and no more than this."""
+
+_raw_device = torch._C.TensorBase.device.__get__
+_raw_data = torch._C.TensorBase.data
+_set = torch.ops.aten.set_.source_Storage_storage_offset
+_set_version = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+
+
+class Undo:
+    """What there is, to be restored any number of times.
+
+    Args:
+        reaches: the dicts whose names code may bind, and other objects that it can reach.
+        cards: how many virtual cards there are.
+        patches: where the one function that has to be watched meanwhile is replaced.
+
+    Attributes:
+        tensors: all tensors of the process that are kept.
+        optimizers: all optimizers.
+        notes: what cannot be put back whatever happens, a sentence each.
+    """
+
+    def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
+        tensors, others = _alive()
+        self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
+        self._contents = Contents([*reaches, *others, *_global_hooks(), sys.path])
+        for tensor in self._contents.tensors:
+            tensors.setdefault(id(tensor), tensor)
+        for tensor in list(tensors.values()):
+            if tensor.is_leaf and tensor.grad is not None:
+                tensors.setdefault(id(tensor.grad), tensor.grad)
+        # Tensors of a card that there was once can do no harm, and nothing can be done with them.
+        self.tensors = [
+            tensor
+            for tensor in tensors.values()
+            if _raw_device(tensor).type != BACKEND or _raw_device(tensor).index < cards
+        ]
+        self._states = [_TensorState(tensor) for tensor in self.tensors]
+        self._swaps = _Swaps(self.tensors, patches)
+        self._values = _Values(self.tensors, self._contents.arrays)
+        self._settings = [(write, read()) for read, write in _settings()]
+        self._environment, self._folder = dict(os.environ), os.getcwd()
+        self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
+
+    def restore(self) -> list[str]:
+        """Put everything back; returns a sentence for each thing that was changed and cannot be."""
+        self._swaps.undo()
+        notes = [note for state in self._states if (note := state.restore()) is not None]
+        notes += self._values.restore(self._states)
+        for state in self._states:
+            state.restore_grad()
+        notes += self._contents.restore()
+        for write, before in self._settings:
+            write(before)
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        if os.getcwd() != self._folder:
+            os.chdir(self._folder)
+        return list(dict.fromkeys(notes))
+
+    def stand_in(self, memory: VirtualMemory, kind: str = "cuda") -> None:
+        """Put virtual tensors in the place of those on real devices, until `restore`.
+
+        Args:
+            memory: where they are allocated.
+            kind: PyTorch's type of the real devices.
+        """
+        storages: dict[int, torch.UntypedStorage] = {}
+        real = [tensor for tensor in self.tensors if _raw_device(tensor).type == kind]
+        grads = [tensor.grad if tensor.is_leaf else None for tensor in real]
+        for tensor in real:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            index = min(_raw_device(tensor).index or 0, len(memory.cards) - 1)
+            if key not in storages:
+                storages[key] = new_storage(memory, index, storage.nbytes())
+            twin = torch.empty(0, dtype=tensor.dtype, device=f"cuda:{index}")
+            with torch.no_grad():
+                twin.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+            torch._C._swap_tensor_impl(tensor, twin.requires_grad_(tensor.requires_grad))
+        for tensor, grad in zip(real, grads, strict=True):
+            if grad is not None:
+                tensor.grad = grad
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._states.clear()
+        self.tensors.clear()
+
+
+class _Swaps:
+    """Which tensors were exchanged for others, so that it can be turned back.
+
+    Only exchanges that concern what was there before are kept: a tensor that is moved there and back ten times does
+    not keep ten copies.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], patches: Patches) -> None:
+        self._before = frozenset(map(id, tensors))
+        self._holders = set(self._before)
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._plain: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+        patches.set(torch._C, "_swap_tensor_impl", self._swap)
+
+    def _swap(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        self._plain(one, other)
+        holders = self._holders
+        mine, yours = id(one) in holders, id(other) in holders
+        if mine or yours:
+            self._made.append((one, other))  # which keeps both alive, and their ids theirs
+            for tensor, holds in ((one, yours), (other, mine)):
+                (holders.add if holds else holders.discard)(id(tensor))
+
+    def undo(self) -> None:
+        """Turn every exchange back."""
+        while self._made:
+            self._plain(*self._made.pop())
+        self._holders = set(self._before)
+
+
+class _TensorState:
+    """What a tensor is beside its values."""
+
+    __slots__ = ("alias", "grad", "grad_fn", "known", "requires_grad", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.alias = _raw_data.__get__(tensor)  # the same memory, with a version of its own
+        self.version = _version(tensor)
+        self.requires_grad = tensor.requires_grad
+        self.grad = tensor.grad if tensor.is_leaf else None
+        self.grad_fn = tensor.grad_fn
+        self.known = known.Kept(tensor) if _raw_device(tensor).type == BACKEND else None
+
+    def restore(self) -> str | None:
+        tensor = self.tensor
+        with torch.no_grad():
+            if tensor.grad_fn is not self.grad_fn:
+                if self.grad_fn is not None:
+                    return f"the history of a tensor of shape {tuple(tensor.shape)} was changed in place"
+                tensor.detach_()
+            if not _alike(tensor, self.alias):
+                _raw_data.__set__(tensor, self.alias)
+            if tensor.requires_grad != self.requires_grad:
+                tensor.requires_grad_(self.requires_grad)
+        if self.known is not None:
+            self.known.restore()
+        return None
+
+    def restore_grad(self) -> None:
+        if self.grad_fn is None and self.tensor.grad is not self.grad:
+            self.tensor.grad = self.grad
+
+
+class _Values:
+    """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows.
+
+    Small ones are compared afterwards, because not every write counts: batch normalization does not tell of its own.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], arrays: Iterable[Any]) -> None:
+        room = min(int(_PART_OF_HOST * psutil.virtual_memory().available), _MOST)
+        storages = {}
+        for tensor in tensors:
+            if _on_host(tensor):
+                storage = tensor.untyped_storage()
+                storages[storage._cdata] = storage
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for key, storage in sorted(storages.items(), key=lambda item: item[1].nbytes()):
+            room -= storage.nbytes()
+            if room < 0:
+                break
+            self._copies[key] = (storage, storage.clone())
+        self._arrays = []
+        for array in sorted(arrays, key=lambda array: array.nbytes):
+            room -= array.nbytes
+            if room >= 0 and array.flags.writeable and type(array).__name__ != "memmap":
+                self._arrays.append((array, array.copy()))
+
+    def restore(self, states: Iterable[_TensorState]) -> list[str]:
+        """Write the values back of all that was written to."""
+        lost, written = 0, set()
+        for state in states:
+            now = _version(state.tensor)
+            if (now is not None and now == state.version) or not _on_host(state.tensor):
+                continue
+            key = state.tensor.untyped_storage()._cdata
+            written.add(key)
+            lost += now is not None and key not in self._copies
+            if now is not None and _set_version is not None:
+                _set_version((state.tensor,), (state.version,))
+        for key, (storage, values) in self._copies.items():
+            if storage.nbytes() != values.nbytes():
+                storage.resize_(values.nbytes())
+            if key in written or (values.nbytes() <= _SMALL and not torch.equal(_bytes(storage), _bytes(values))):
+                storage.copy_(values)
+        for array, values in self._arrays:
+            array[...] = values
+        return [f"{lost} CPU tensors, too large to be copied before, were written to in place"] if lost else []
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    return bool(_raw_device(tensor).type == "cpu" and tensor.layout == torch.strided)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+
+
+def _alive() -> tuple[dict[int, torch.Tensor], list[Any]]:
+    """Return the tensors of this process by id, and its modules, optimizers and the like."""
+    tensors: dict[int, torch.Tensor] = {}
+    others: list[Any] = []
+    kinds: dict[type, int] = {}
+    owners = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+    for item in gc.get_objects():
+        kind = type(item)
+        found = kinds.get(kind)
+        if found is None:
+            found = kinds[kind] = 1 if issubclass(kind, torch.Tensor) else 2 if issubclass(kind, owners) else 0
+        if found == 1 and _plain_tensor(item):
+            tensors[id(item)] = item
+        elif found == 2:
+            others.append(item)
+    return tensors, others
+
+
+def _plain_tensor(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+        or type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    )
+
+
+def _alike(tensor: torch.Tensor, alias: torch.Tensor) -> bool:
+    """Whether a tensor is still the same piece of the same memory."""
+    return bool(
+        tensor.layout == alias.layout
+        and tensor.dtype == alias.dtype
+        and tensor.size() == alias.size()
+        and (
+            tensor.layout != torch.strided
+            or (
+                tensor.stride() == alias.stride()
+                and tensor.storage_offset() == alias.storage_offset()
+                and tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
+            )
+        )
+    )
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was written to; `None` for one of inference mode, which does not count."""
+    return None if tensor.is_inference() else int(tensor._version)
+
+
+def _global_hooks() -> list[dict[Any, Any]]:
+    """Return where PyTorch keeps the hooks of all modules and optimizers."""
+    return [
+        value
+        for owner in (sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"])
+        for name, value in vars(owner).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    ]
+
+
+def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how each setting that code may change is read and written."""
+    found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (random.getstate, random.setstate),
+        (torch.get_rng_state, torch.set_rng_state),
+        (torch.is_grad_enabled, torch._C._set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch._C._get_deterministic_algorithms, torch._C._set_deterministic_algorithms),
+        (_default_device, _set_default_device),
+    ]
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found.append((numpy.get_state, numpy.set_state))
+    cudnn = torch.backends.cudnn
+    switches = ("benchmark", "deterministic")
+    return found + [(functools.partial(getattr, cudnn, name), _setter(cudnn, name)) for name in switches]
+
+
+def _setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)
+
+
+def _default_device() -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _set_default_device(device: Any) -> None:
+    if _default_device() != device:
+        torch.set_default_device(device)

@@ -1,0 +1,30 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { bytes, delta, duration, percent, sizeTicks, tick } from "../../jupyter_gpumem/live/frontend/src/format.js";
+
+test("sizes read as Python writes them", () => {
+  const sizes = [0, 512, 1023, 1024, 1023.995 * 1024, 65 * 2 ** 20, 139.8 * 2 ** 30, 2 ** 41];
+  const texts = ["0 B", "512 B", "1023 B", "1.00 KiB", "1.00 MiB", "65.00 MiB", "139.80 GiB", "2.00 TiB"];
+  assert.deepEqual(sizes.map((size) => bytes(size)), texts);
+  assert.equal(bytes(2 ** 30, "MiB"), "1024.00 MiB");
+});
+
+test("what is not known is a dash", () => {
+  assert.deepEqual([bytes(NaN), bytes(null), bytes(undefined), percent(NaN), percent(null)], ["–", "–", "–", "–", "–"]);
+});
+
+test("changes have a sign, shares a percent sign, durations a unit", () => {
+  assert.deepEqual([delta(1024), delta(-1024), delta(0)], ["+1.00 KiB", "-1.00 KiB", "0 B"]);
+  assert.equal(percent(0.1234), "12.3 %");
+  assert.deepEqual([0.25, 9.999, 59.96, 125].map(duration), ["0.25 s", "10.0 s", "1 min 00 s", "2 min 05 s"]);
+});
+
+test("an axis of sizes has round marks in binary units, never more than there is room for", () => {
+  const GIB = 2 ** 30;
+  assert.deepEqual(sizeTicks(0, 8 * GIB, 4).map((size) => tick(size)), ["0", "2 GiB", "4 GiB", "6 GiB", "8 GiB"]);
+  for (let high = 1000; high < 2 ** 42; high *= 1.7) {
+    const marks = sizeTicks(0, high, 5);
+    assert.ok(marks.length >= 1 && marks.length <= 6, `${high}: ${marks}`);
+  }
+});

@@ -1,0 +1,244 @@
+"""`%gpumem_who` and `%gpumem_free` in a shell with a virtual GPU: names, releases, refusals, and what stays."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+from jupyter_gpumem import devices
+from jupyter_gpumem.units import MiB
+from jupyter_gpumem.virtual import session
+
+torch = pytest.importorskip("torch")
+
+TAKE = "import torch\ndef take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')"
+CYCLIC = """
+def cyclic():
+    big = take(32)
+    try:
+        raise ValueError
+    except ValueError as error:
+        own = error
+    raise own
+"""
+FAIL = "def fail():\n    act = take(32)\n    raise ValueError('no')"
+
+
+@pytest.fixture
+def gpu(bare):
+    """Cells with the extension and a virtual GPU of 8 GiB; `take(mib)` allocates."""
+    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
+    assert bare(TAKE).error is None
+    assert bare(FAIL).error is None
+    yield bare
+    bare.shell.reset(new_session=False)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()
+    session.stop()
+
+
+def allocated():
+    return torch.cuda.memory_allocated()
+
+
+def steps(cells, line="%gpumem_free"):
+    """Run `%gpumem_free` and return `{step: bytes}`."""
+    record = cells(f"record = {line} -o")
+    assert record.error is None, record.stderr
+    return {step.step: step.allocated for step in cells["record"].steps}
+
+
+def test_the_last_error_is_released_in_the_next_cell(gpu):
+    """All places that keep the frames let go of them, and the books say whose they were."""
+    assert type(gpu("fail()").error) is ValueError
+    assert allocated() == 32 * MiB
+    text = gpu("%gpumem_who").texts[0]
+    assert "the last error (ValueError), function fail, line 3: act" in text
+    assert "32.00 MiB" in text
+    gpu("fail()")
+    assert steps(gpu)["last error"] == 32 * MiB
+    assert allocated() == 0
+
+
+@pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
+def test_every_traceback_mode(gpu, mode):
+    """How tracebacks are shown does not matter."""
+    gpu(f"%xmode {mode}")
+    gpu("fail()")
+    assert steps(gpu, "%gpumem_free --errors") == {"last error": 32 * MiB}
+    gpu("%xmode Context")
+
+
+def test_debug_says_what_became_of_the_error(gpu):
+    """`%debug` says it in our words, `%tb` in IPython's, and after the next error both are IPython's again."""
+    gpu("fail()")
+    gpu("%gpumem_free --errors -q")
+    assert "released by gpumem" in gpu("%debug").stderr
+    assert "No traceback" in gpu("%tb").stderr
+    gpu("1 / 0")
+    assert "ZeroDivisionError" in gpu("%tb").stdout
+    shell = gpu.shell
+    shell.InteractiveTB.debugger = lambda force=False: print("in the debugger")
+    assert "in the debugger" in gpu("%debug").stdout
+    assert "debugger" not in vars(shell)
+    del shell.InteractiveTB.debugger
+
+
+def test_unloading_gives_debug_back(gpu):
+    """Nothing of ours is left in the shell."""
+    gpu("fail()")
+    gpu("%gpumem_free -q")
+    assert "debugger" in vars(gpu.shell)
+    gpu("%unload_ext jupyter_gpumem")
+    assert "debugger" not in vars(gpu.shell)
+
+
+def test_an_error_that_a_variable_holds_is_the_users(gpu):
+    """An exception that the user keeps stays as it is, with its traceback, and is named."""
+    gpu("try:\n    fail()\nexcept ValueError as error:\n    kept = error\nraise kept")
+    assert steps(gpu)["last error"] == 0
+    assert gpu["kept"].__traceback__ is not None
+    assert allocated() == 32 * MiB
+    assert "kept" in gpu("%gpumem_who").texts[0]
+    gpu("del kept")
+    gc.collect()
+    assert allocated() == 0
+
+
+def test_a_cycle_of_frame_and_error_is_released(gpu):
+    """A frame that holds the exception it raised goes with it at once."""
+    gpu(CYCLIC)
+    gpu("cyclic()")
+    assert steps(gpu, "%gpumem_free --errors") == {"last error": 32 * MiB}
+
+
+def test_outputs_that_hold_memory_go_and_others_stay(gpu):
+    """Only displayed values on a device are forgotten, in every place."""
+    gpu("class Shown:\n    def __init__(self): self.data = take(32)\n    def __repr__(self): return 'shown'")
+    gpu("41 + 1")
+    gpu("Shown()")
+    number = gpu.shell.execution_count - 1
+    assert f"Out[{number}]" in gpu("%gpumem_who").texts[0]
+    assert steps(gpu)["outputs"] == 32 * MiB
+    assert allocated() == 0
+    assert 42 in gpu["Out"].values()
+    assert number not in gpu["Out"]
+    assert f"_{number}" not in gpu
+    gpu("6 * 7 + 1")
+    assert gpu["_"] == 43
+
+
+def test_a_name_that_the_user_bound_is_no_output(gpu):
+    """`_` as the user's own variable is a variable."""
+    gpu("_ = take(32)")
+    names = {h.name: h.kind for h in gpu("%gpumem_who -o").value.devices[0].holders}
+    assert names == {"_": "variable"}
+    steps(gpu)
+    assert allocated() == 32 * MiB
+    gpu("del _")
+
+
+def test_variables_are_named_and_never_touched(gpu):
+    """What the user holds is listed with its size, and stays."""
+    gpu("x = take(32); y = {'part': take(16)}")
+    record = gpu("%gpumem_free -o").value
+    assert [(h.name, h.allocated) for h in record.kept] == [("x", 32 * MiB), ("y", 16 * MiB)]
+    assert "Your own variables hold: x 32.00 MiB, y 16.00 MiB." in str(record)
+    assert allocated() == 48 * MiB
+
+
+def test_a_rehearsal_changes_nothing_and_is_right(gpu):
+    """`--dry-run` says beforehand what each step returns."""
+    gpu("class Shown:\n    def __init__(self): self.data = take(16)\n    def __repr__(self): return 'shown'")
+    gpu("Shown()")
+    gpu("fail()")
+    before = allocated()
+    promised = steps(gpu, "%gpumem_free --dry-run")
+    assert allocated() == before == 48 * MiB
+    gpu("fail()")
+    done = steps(gpu)
+    assert promised["outputs"] == done["outputs"] == 16 * MiB
+    assert promised["last error"] == done["last error"] == 32 * MiB
+
+
+def test_nothing_to_let_go_of(gpu):
+    """Without any of it the steps return nothing, and nothing fails."""
+    assert set(steps(gpu).values()) == {0}
+
+
+def test_errors_are_released_by_themselves_when_asked(gpu):
+    """`%gpumem_auto --free-errors on` does it after every cell that fails, and only then."""
+    gpu("fail()")
+    assert allocated() == 32 * MiB
+    gpu("%gpumem_auto --free-errors on")
+    assert allocated() == 32 * MiB
+    outcome = gpu("fail()")
+    assert type(outcome.error) is ValueError
+    assert allocated() == 0
+    assert "errors' frames are released" in gpu("%gpumem_auto").texts[0]
+    gpu("%gpumem_auto --free-errors off")
+    gpu("fail()")
+    assert allocated() == 32 * MiB
+
+
+def test_who_with_a_name(gpu):
+    """The chain says who else holds a name's memory, and what deleting it returns."""
+    gpu("a = take(32); b = {'again': [a]}")
+    assert gpu("%gpumem_who a").texts[0].splitlines() == [
+        "a · uint8 tensor of shape (33554432,) · 32.00 MiB on cuda:0",
+        "  32.00 MiB of it are also held by b['again'][0].",
+        "  Delete a, and nothing is free: the others hold all of it.",
+    ]
+    gpu("del b")
+    assert "Nothing else holds it" in gpu("%gpumem_who a").texts[0]
+    gpu("fail()")
+    assert "%gpumem_free lets go of it" in gpu("%gpumem_who act").texts[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%gpumem_who nothing", "'nothing' holds no device memory; there is no such variable; %gpumem_who without"),
+        ("%gpumem_who take", "'take' holds no device memory; %gpumem_who without a name lists what does"),
+        ("%gpumem_who take -d 0", "a name is looked for on all devices; leave out -d"),
+        ("%gpumem_who --budget 0", "not a number of at least 1: '0'"),
+        ("%gpumem_oom", "there was no out-of-memory error in this session"),
+    ],
+)
+def test_refusals(gpu, line, message):
+    """What cannot be answered is one line."""
+    outcome = gpu(line)
+    assert type(outcome.error).__name__ == "UsageError"
+    assert message in outcome.stderr
+
+
+def test_a_budget_that_is_too_small_is_said(gpu):
+    """A search that was cut short says so."""
+    gpu("deep = [[[[[[take(1)]]]]]]")
+    record = gpu("%gpumem_who --budget 3 -o").value
+    assert not record.complete
+    assert "The search ended after" in str(record)
+    assert record.devices[0].named + record.devices[0].unattributed == record.devices[0].allocated
+
+
+def test_a_lost_context_is_left_alone(gpu, monkeypatch):
+    """After a device-side assert one line says what to do, and the magics refuse."""
+    touched = []
+    monkeypatch.setattr(devices.backend("cuda"), "stats", lambda index: touched.append(index))
+    try:
+        outcome = gpu("raise RuntimeError('CUDA error: device-side assert triggered')")
+        assert outcome.texts == [
+            "The CUDA context is lost (device-side assert); save what is on the CPU, then restart the kernel."
+        ]
+        for line in ("%gpumem_who", "%gpumem_free", "%gpumem x = 1", "%%gpumem\ny = 1"):
+            assert "the CUDA context is lost" in gpu(line).stderr
+        gpu("%gpumem_auto on")
+        gpu("z = 1")
+        assert touched == []
+    finally:
+        devices.find_context_again()
+        gpu("%gpumem_auto off")

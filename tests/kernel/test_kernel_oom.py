@@ -1,0 +1,63 @@
+"""Out-of-memory errors explained, retried and avoided, through a real kernel with a virtual GPU."""
+
+from __future__ import annotations
+
+import pytest
+from client import Kernel
+
+from tests import oom_cases
+from tests.holding_scenarios import PREPARE, value
+from tests.oom_cases import BATCHES, CASES, RETRY, compare_batch_sizes, provoke
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def virtual():
+    """A kernel with a virtual GPU of 24 GiB, for all tests of the module."""
+    with Kernel() as kernel:
+        switch_on = "%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB"
+        assert kernel.run(switch_on, store_history=False).status == "ok"
+        reply = kernel.run(PREPARE + oom_cases.PREPARE, store_history=False)
+        assert reply.status == "ok", reply.shown
+        yield kernel
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.real], ids=lambda case: case.name)
+def test_explained_once_below_the_error(virtual, case):
+    """The reason is right, what is advised helps, and the user's own traceback is there."""
+    found = provoke(virtual, case)
+    assert found.right, found
+    assert found.seen == "when it happened"
+
+
+def test_other_errors_are_left_alone(virtual):
+    """Nothing is shown below an error that is not about memory."""
+    reply = virtual.run("raise ValueError('Tried to allocate a name')")
+    assert reply.status == "error"
+    assert reply.displays == []
+
+
+def test_an_explanation_is_shown_once(virtual):
+    """The same error raised again in a later cell is not explained again."""
+    reply = virtual.run("try:\n    share(2)\nexcept Exception as error:\n    kept = error\nraise kept")
+    assert len(reply.displays) == 1
+    reply = virtual.run("raise kept")
+    assert reply.errors
+    assert reply.displays == []
+    virtual.run("del kept\n%gpumem_free -q")
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batch_size_equals_that_of_trying_all(virtual, name):
+    """The largest batch size is exactly the one that trying every size gives."""
+    found, exhaustive = compare_batch_sizes(virtual, name)
+    assert found == exhaustive > 0
+
+
+def test_retrying_releases_what_the_failed_attempt_held(virtual):
+    """No attempt's peak is above that of the first."""
+    assert virtual.run(RETRY).status == "ok"
+    peaks = value(virtual, "peaks")
+    assert len(peaks) == 3
+    assert max(peaks) == peaks[0]

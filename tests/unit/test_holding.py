@@ -1,0 +1,404 @@
+"""The walk and its books on a virtual GPU: sizes by storage, odd tensors, and objects that must not be woken."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import types
+import warnings
+import weakref
+
+import pytest
+
+from jupyter_gpumem.holding import chain, holders, survey
+from jupyter_gpumem.holding.edges import Edges, local_names
+from jupyter_gpumem.holding.naming import path_text
+from jupyter_gpumem.notebook import Notebook, chained
+from jupyter_gpumem.units import MiB
+from jupyter_gpumem.virtual import session
+
+torch = pytest.importorskip("torch")
+
+
+class Shell:
+    """What `Notebook` asks of a shell."""
+
+    def __init__(self, **names):
+        self.user_ns = names
+        self.user_ns_hidden = {}
+        self.displayhook = types.SimpleNamespace(_="", __="", ___="")
+        self.history_manager = object()
+        self.InteractiveTB = types.SimpleNamespace(tb=None)
+        self.last_execution_result = None
+        self.debugger = lambda force=False: "IPython's"
+
+
+@pytest.fixture
+def gpu():
+    """A virtual GPU of 8 GiB."""
+    gc.collect()
+    session.start("8GiB")
+    yield
+    gc.collect()
+    session.stop()
+
+
+def take(mib):
+    return torch.empty(mib * MiB, dtype=torch.uint8, device="cuda")
+
+
+def books(**names):
+    """Return the books of the virtual card for a notebook with these names."""
+    record = survey(Notebook(Shell(**names))).record().devices[0]
+    assert record.named + record.workspaces + record.private + record.unattributed == record.allocated
+    return record
+
+
+def lines(record):
+    return {(h.kind, h.name): h for h in record.holders}
+
+
+def test_sizes_are_by_storage(gpu):
+    """Two views of a storage are one allocation; a small one of a large storage is noted."""
+    whole = take(32)
+    found = lines(books(part=whole[:100], other=whole[5:]))
+    assert [(h.name, h.allocated) for h in found.values()] == [("part", 32 * MiB)]
+    assert found["variable", "part"].also[0] == "other"
+    del whole
+    view = take(32)[:1000]
+    held = books(view=view).holders
+    (line,) = [h for h in held if h.name == "view"]
+    assert "uses 0.003 % of its storage of 32.00 MiB" in line.note
+
+
+def test_every_holder_of_a_storage_is_shown(gpu):
+    """A storage is counted once, with the nearest holder; the others are named, and it is nobody's alone."""
+    x = take(8)
+    found = lines(books(x=x, deep={"a": [x]}, again=(x,)))
+    (line,) = found.values()
+    assert (line.name, line.alone, set(line.also) >= {"again", "deep"}) == ("x", 0, True)
+
+
+def test_parameters_belong_to_their_model(gpu):
+    """Not to the optimizer that borrows them, nor to a graph; the optimizer holds its state."""
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).cuda()
+    opt = torch.optim.Adam(model.parameters())
+    loss = model(torch.ones(2, 1024, device="cuda")).sum()
+    loss.backward()
+    opt.step()
+    trainer = types.SimpleNamespace(model=model, opt=opt)
+    found = lines(books(trainer=trainer, opt=opt, loss=loss, model=model))
+    assert found["variable", "model"].allocated == 8 * MiB  # and the gradient
+    assert found["variable", "model"].detail == "model.0.weight"
+    assert found["variable", "opt"].allocated == 8 * MiB
+    assert {"opt", "trainer"} <= set(found["variable", "model"].also)
+
+
+def test_a_long_graph_is_walked(gpu):
+    """A graph of 20,000 nodes is no recursion, and what its nodes saved is found."""
+    total, unit = 0, torch.ones(1, device="cuda", requires_grad=True)
+    for _ in range(5_000):
+        total = total + (torch.ones(100, device="cuda") * unit).sum()
+    found = lines(books(total=total, unit=unit))
+    assert found["graph", "total"].tensors == 5_000
+    assert "autograd graph of total, saved by MulBackward0" in found["graph", "total"].detail
+
+
+def test_what_an_operator_saved_alone_is_found_through_the_graph(gpu):
+    """A dropout mask that never was a Python object is counted with its graph, not lost (case O6)."""
+    x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    y = torch.nn.functional.dropout(x, 0.5)
+    z = torch.nn.functional.layer_norm(y, (1024,)).sum()
+    del y
+    record = books(x=x, z=z)
+    assert record.unattributed == 0
+    assert lines(record)["graph", "z"].allocated >= 5 * MiB
+
+
+def test_unpacking_hooks_are_not_run(gpu):
+    """What a saved-tensor hook packed is followed, and its other half is not called."""
+    called = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: {"packed": t.detach()}, called.append):
+        y = (torch.ones(1024, 1024, device="cuda", requires_grad=True) * 2).exp()
+    z = y.sum()
+    del y
+    found = lines(books(z=z))
+    assert called == []
+    assert found["graph", "z"].allocated >= 4 * MiB
+
+
+def test_older_versions_of_pytorch(gpu, monkeypatch):
+    """Where what was saved can only be had by unpacking it, that is done unless a hook would run."""
+    from jupyter_gpumem.holding import tensors
+
+    called = []
+
+    def unpack(packed):
+        called.append(packed)
+        return packed
+
+    class Old(tensors.Torch):
+        def __init__(self, torch):
+            super().__init__(torch)
+            self._shows_data = False
+
+    monkeypatch.setattr(tensors, "Torch", Old)
+    x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    z = (x * 2).exp().sum()
+    assert lines(books(x=x, z=z))["graph", "z"].allocated >= 4 * MiB
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
+        hooked = (x * 2).exp().sum()
+    before = sys.getprofile()
+    found = lines(books(x=x, hooked=hooked))
+    assert called == []
+    assert sys.getprofile() is before
+    assert ("graph", "hooked") not in found
+
+
+def test_a_freed_graph_holds_nothing(gpu):
+    """After a backward pass the nodes are there, and what they saved is gone."""
+    x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    loss = (x * x).exp().sum()
+    loss.backward()
+    x.grad = None
+    assert ("graph", "loss") not in {key: h for key, h in lines(books(x=x, loss=loss)).items() if h.allocated >= MiB}
+
+
+def test_custom_functions(gpu):
+    """What `ctx` keeps, saved or as an attribute, is the graph's."""
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(take(16))
+            ctx.extra = take(8)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    y = Keep.apply(torch.ones(4, device="cuda", requires_grad=True))
+    assert lines(books(y=y))["graph", "y"].allocated >= 24 * MiB
+
+
+def test_hooks(gpu):
+    """What a hook's function holds is the hook's."""
+    model = torch.nn.Linear(4, 4).cuda()
+
+    kept = take(16)
+
+    def record(*_, kept=kept):
+        """Keep it."""
+
+    model.register_forward_hook(record)
+    del record, kept
+    found = lines(books(model=model))
+    assert found["hook", "model"].allocated == 16 * MiB
+    assert "_forward_hooks" in found["hook", "model"].detail
+
+
+class Lazy:
+    """A proxy that must not be woken: it says that it is something else, and fails at every touch."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"woken by {name}")
+
+
+def test_nothing_is_woken_and_nothing_warns(gpu):
+    """Lazy proxies, properties, `__getattr__` and `repr` are left alone; no warning is provoked."""
+
+    class Careful:
+        def __init__(self):
+            self.data = take(4)
+
+        @property
+        def costly(self):
+            raise AssertionError
+
+        def __getattr__(self, name):
+            raise AssertionError(name)
+
+        def __repr__(self):
+            raise AssertionError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record = books(lazy=Lazy(), nested={"lazy": [Lazy()]}, careful=Careful())
+    assert [(h.name, h.detail) for h in record.holders] == [("careful", "careful.data")]
+
+
+def test_odd_tensors(gpu):
+    """Meta, fake, empty, sparse and wrapped tensors, and storages, are each taken for what they hold."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(1024, 1024)
+
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            one = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+            one.inner = inner
+            return one
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("touched")
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("computed with")
+
+    names = {
+        "meta": torch.empty(1024, 1024, device="meta"),
+        "fake": fake,
+        "empty": torch.empty(0, device="cuda"),
+        "cpu": torch.empty(1024, 1024),
+        "wrapped": Wrapped(take(16)),
+        "storage": take(8).untyped_storage(),
+    }
+    found = lines(books(**names))
+    assert {(h.name, h.allocated) for h in found.values()} == {("wrapped", 16 * MiB), ("storage", 8 * MiB)}
+
+
+def test_what_no_name_reaches(gpu):
+    """Tensors of a module are the module's, and those in garbage are garbage: separate from what is still held."""
+    module = types.ModuleType("some_library")
+    sys.modules["some_library"] = module
+    module.cache = take(16)
+    gc.disable()
+    try:
+
+        class Ring:
+            def __init__(self):
+                self.me, self.data = self, take(8)
+
+        Ring()
+        found = {(h.kind, h.name): h.allocated for h in books().holders}
+        assert found["module", "module some_library"] == 16 * MiB
+        assert found["cycle", "garbage: Ring"] == 8 * MiB
+        gc.collect()
+        assert [h.kind for h in books().holders] == ["module"]
+    finally:
+        gc.enable()
+        del sys.modules["some_library"]
+
+
+def test_running_functions(gpu):
+    """Local names of functions that run are roots, those of other threads too."""
+    go, there = threading.Event(), threading.Event()
+
+    def work():
+        batch = take(16)
+        there.set()
+        go.wait()
+        del batch
+
+    thread = threading.Thread(target=work, name="loader")
+    thread.start()
+    there.wait()
+    mine = take(8)
+    names = {h.name.partition(", line")[0] + h.name.rpartition(":")[2]: h.allocated for h in books().holders}
+    go.set()
+    thread.join()
+    del mine
+    assert names["running function work in thread loader batch"] == 16 * MiB
+    assert names["running function test_running_functions mine"] == 8 * MiB
+
+
+def test_asking_a_frame_keeps_nothing_alive():
+    """The local names of a frame that has ended, or still runs, are read without being held from then on."""
+
+    class Thing:
+        pass
+
+    def ended():
+        thing = Thing()
+        alive.append(weakref.ref(thing))
+        raise ValueError
+
+    alive = []
+    try:
+        ended()
+    except ValueError as error:
+        frame = error.__traceback__.tb_next.tb_frame
+        assert type(local_names(frame)["thing"]) is Thing
+        error.__traceback__ = None
+    del frame
+    assert alive[0]() is None
+    thing = Thing()
+    alive.append(weakref.ref(thing))
+    assert local_names(sys._getframe())["thing"] is thing
+    del thing
+    assert alive[1]() is None
+
+
+def test_a_users_own_locals_are_not_emptied():
+    """A dict that `locals()` has given to somebody stays as it is."""
+    mark = 7
+    own = locals()
+    local_names(sys._getframe())
+    assert own["mark"] == mark
+
+
+def test_chain(gpu):
+    """A name's memory is put in relation to its other holders."""
+    x = take(8)
+    notebook = Notebook(Shell(x=x, keep={"k": [x]}, y=take(4)))
+    del x
+    record = chain("x", notebook)
+    assert (record.allocated, record.alone) == ({"cuda:0": 8 * MiB}, 0)
+    assert record.chains[0] == "8.00 MiB of it are also held by keep['k'][0]"
+    assert chain("y", notebook).alone == 4 * MiB
+
+
+def test_without_a_device():
+    """Where no device is in use the answer says why."""
+    record = holders()
+    assert record.devices == ()
+    assert record.missing
+
+
+def test_paths_are_written_as_a_person_would():
+    """Keys, attributes, elements, closures, partials and methods."""
+
+    class Item:
+        __slots__ = ("slot",)
+
+        def method(self):
+            """Do nothing."""
+
+    end = object()
+    item = Item()
+    item.slot = end
+    place = types.SimpleNamespace(item=item)
+    inner = [place]
+    holder = {"k": inner}
+    assert path_text("a", [holder, inner, place, vars(place), item, end]) == "a['k'][0].item.slot"
+    assert path_text("a", [holder, inner, place, place.item, end]) == "a['k'][0].item.slot"
+    partial = functools.partial(print, end)
+    assert "an argument of partial" in path_text("p", [partial, end])
+    assert path_text("m", [item.method, item]) == "m.__self__"
+
+
+def test_globals_are_not_a_functions_own():
+    """A function leads to its closure and defaults, not to every name of its module."""
+    captured, default = object(), object()
+
+    def function(value=default):
+        return captured, value
+
+    found = list(Edges().way(type(function))(function))
+    assert any(child is default for child in found)
+    assert any(getattr(child, "cell_contents", None) is captured for child in found)
+    assert not any(child is globals() for child in found)
+
+
+def test_chained_errors():
+    """Causes, contexts and groups are followed, each error once, and cycles come to an end."""
+    a, b, c = ValueError("a"), ValueError("b"), ValueError("c")
+    a.__cause__, b.__context__, c.__context__ = b, c, a
+    assert chained(a) == [a, b, c]
