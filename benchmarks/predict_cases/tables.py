@@ -127,7 +127,7 @@ def mlp_adamw_fp32():
     yield from train(model, optimizer, numbers(2048, 4096, 1000), regress, steps=3)
 
 
-@case("MLP", "Adam fused", "bf16 autocast", fast=True)
+@case("MLP", "Adam fused", "bf16 autocast")
 def mlp_loader_bf16():
     """Fed by a DataLoader from pinned host memory."""
     data = torch.utils.data.TensorDataset(torch.randn(6144, 1024), torch.randint(0, 10, (6144,)))

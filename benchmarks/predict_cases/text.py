@@ -232,7 +232,7 @@ def encoder_padded_bf16():
     yield from train(model, optimizer, padded(8, 384, 30522), restore, amp=torch.bfloat16)
 
 
-@case("encoder", "SGD foreach", "fp16 autocast", fast=True)
+@case("encoder", "SGD foreach", "fp16 autocast")
 def encoder_sgd_fp16_scaler():
     model = Encoder(layers=3).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
