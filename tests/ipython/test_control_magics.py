@@ -191,21 +191,21 @@ def modelled(bare):
     Facade(memory, lambda *_: None).install(patches)
     memory.allocate(0, 1 << 20)
     assert bare("%load_ext jupyter_gpumem").error is None
-    yield bare, memory.allocators[0]
+    yield bare, memory
     RESERVATIONS.release()
     assert patches.undo() == []
 
 
 def test_held_memory_outlasts_a_reload(modelled):
     """It is there after a reload under its name, and gone once the extension is unloaded."""
-    cells, allocator = modelled
+    cells, memory = modelled
     cells("%gpumem_reserve 1GiB --hold --name spare")
-    levels = [allocator.total.size]
+    levels = [memory.allocators[0].total.size]
     cells("%reload_ext jupyter_gpumem")
-    levels.append(allocator.total.size)
+    levels.append(memory.allocators[0].total.size)
     assert "spare" in cells("%gpumem_reserve").texts[0]
     cells("%unload_ext jupyter_gpumem")
-    levels.append(allocator.total.size)
+    levels.append(memory.allocators[0].total.size)
     assert [level >> 20 for level in levels] == [1025, 1025, 1]
 
 

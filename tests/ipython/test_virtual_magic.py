@@ -67,7 +67,7 @@ def test_without_an_argument_it_says_what_is_on(cells):
         f"  {NOTHING}"
     )
     with pytest.warns(UserWarning, match="has no value on a virtual GPU"):
-        cells("import torch\nif torch.ones(1, device='cuda') > 0:\n    pass")
+        cells("import torch\nif torch.rand(1, device='cuda') > 0:\n    pass")
     [text] = cells("%gpumem_virtual").texts
     assert "198.00 MiB (as seen on such a card).\n" in text
     assert text.endswith(":2: a tensor has no value on a virtual GPU; it was given False")
