@@ -5,12 +5,10 @@ What does the work is imported when a magic is first used, so that `%load_ext` t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from .completers import card_names, device_names, reservation_names
 from .options import Options, cores, file_names, index, positive, ratio, settings, size, variable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Magic(NamedTuple):
@@ -23,25 +21,6 @@ class Magic(NamedTuple):
     options: Options
     line: str
     cell: str | None = None
-
-
-def _device_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers take the word
-    from jupyter_gpumem import devices
-
-    ready = list(devices.ready_devices())
-    return [str(index) for _, index in ready] + [f"{backend.kind}:{index}" for backend, index in ready]
-
-
-def _card_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers take the word
-    from jupyter_gpumem.virtual.cards import card_names
-
-    return card_names()
-
-
-def _reservation_names(word: str) -> Iterable[str]:  # noqa: ARG001
-    from jupyter_gpumem.control.reservation import RESERVATIONS
-
-    return RESERVATIONS.names()
 
 
 GPUMEM = Magic(
@@ -65,7 +44,7 @@ GPUMEM = Magic(
         "--device",
         action="append",
         metavar="N",
-        complete=_device_names,
+        complete=device_names,
         help="measure this device (0 or cuda:0); repeatable; default: all, shown when they changed",
     )
     .option("-q", "--quiet", action="store_true", help="show no report")
@@ -86,7 +65,7 @@ GPUMEM_AUTO = Magic(
         "  %gpumem_auto --free-errors on  after a cell that fails, let go of the error's frames at once",
     )
     .option("state", nargs="?", choices=("on", "off"), help="switch it on or off")
-    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="measure this device only")
+    .option("-d", "--device", action="append", metavar="N", complete=device_names, help="measure this device only")
     .option("--min", type=size, default=0, metavar="SIZE", help="show no line for cells that moved less than this")
     .option(
         "--free-errors",
@@ -178,7 +157,7 @@ GPUMEM_VIRTUAL = Magic(
         "--gpu",
         action="append",
         metavar="NAME|SIZE",
-        complete=_card_names,
+        complete=card_names,
         help="the card; repeatable, each is one more; default: A100-80GB",
     )
     .finish(),
@@ -197,7 +176,7 @@ GPUMEM_WHO = Magic(
         "  %gpumem_who batch        a variable, or a local name of the function that failed",
     )
     .option("name", nargs="?", metavar="NAME", help="a variable, or a local name of the last error's frames")
-    .option("-d", "--device", action="append", metavar="N", complete=_device_names, help="this device only; repeatable")
+    .option("-d", "--device", action="append", metavar="N", complete=device_names, help="this device only; repeatable")
     .option("--budget", type=positive, default=1_000_000, metavar="N", help="look at N objects at most (1,000,000)")
     .option("-q", "--quiet", action="store_true", help="show no report")
     .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
@@ -259,7 +238,7 @@ GPUMEM_PREDICT = Magic(
         "--gpu",
         action="append",
         metavar="NAME|SIZE",
-        complete=_card_names,
+        complete=card_names,
         help="the card; repeatable, each is a row of its own; 2xA100-40GB is a machine of two; default: all",
     )
     .option("--batch", metavar="NAME", type=variable, help="find the largest value of this variable that fits")
@@ -330,9 +309,9 @@ GPUMEM_RESERVE = Magic(
     .option("--hold", action="store_true", help="keep it allocated until it is released: nothing else gets it")
     .option("--name", metavar="NAME", help="what to release it by; default: reserve-1, ...")
     .option(
-        "--release", nargs="?", const="", metavar="NAME", complete=_reservation_names, help="give it to the cache again"
+        "--release", nargs="?", const="", metavar="NAME", complete=reservation_names, help="give it to the cache again"
     )
-    .option("-d", "--device", metavar="N", complete=_device_names, help="which device; needed if several are in use")
+    .option("-d", "--device", metavar="N", complete=device_names, help="which device; needed if several are in use")
     .option("-q", "--quiet", action="store_true", help="show no report")
     .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
     .finish(),
@@ -358,7 +337,7 @@ GPUMEM_LIMIT = Magic(
         "--device",
         action="append",
         metavar="N",
-        complete=_device_names,
+        complete=device_names,
         help="cap this device; repeatable; default: all in use",
     )
     .option("-q", "--quiet", action="store_true", help="show no report")
@@ -383,7 +362,7 @@ GPUMEM_AUDIT = Magic(
         "--device",
         action="append",
         metavar="N",
-        complete=_device_names,
+        complete=device_names,
         help="audit this device; repeatable; default: all in use",
     )
     .option("-q", "--quiet", action="store_true", help="show no report")
