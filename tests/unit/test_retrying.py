@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 import pytest
@@ -34,6 +35,15 @@ class ControlledBackend(FakeBackend):
 
     def controls(self):
         return Controls(self)
+
+
+@pytest.fixture(autouse=True)
+def few_objects():
+    """Keep what other tests left out of the collections that each trial makes: they are many here, and slow then."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
