@@ -47,9 +47,7 @@ GPUMEM = Magic(
         complete=device_names,
         help="measure this device (0 or cuda:0); repeatable; default: all, shown when they changed",
     )
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .result(cell=True)
     .option("-r", "--repeat", metavar="N", type=positive, help="run N times and show each run, not the value")
     .finish(),
     "gpumem:line",
@@ -178,9 +176,7 @@ GPUMEM_WHO = Magic(
     .option("name", nargs="?", metavar="NAME", help="a variable, or a local name of the last error's frames")
     .option("-d", "--device", action="append", metavar="N", complete=device_names, help="this device only; repeatable")
     .option("--budget", type=positive, default=1_000_000, metavar="N", help="look at N objects at most (1,000,000)")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .result(stored=True)
     .finish(),
     "holding:who",
 )
@@ -198,9 +194,7 @@ GPUMEM_FREE = Magic(
     .option("--outputs", action="store_true", help="forget displayed values that hold GPU memory")
     .option("--cycles", action="store_true", help="run the cycle collector")
     .option("--dry-run", action="store_true", help="do nothing, and say what would come back")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .result(stored=True)
     .finish(),
     "holding:let_go",
 )
@@ -212,9 +206,7 @@ GPUMEM_OOM = Magic(
         "help here. The same is shown once by itself, below the error.",
         usage=("%gpumem_oom [options]",),
     )
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .result(stored=True)
     .finish(),
     "errors:explain",
 )
@@ -243,9 +235,7 @@ GPUMEM_PREDICT = Magic(
     )
     .option("--batch", metavar="NAME", type=variable, help="find the largest value of this variable that fits")
     .option("--runs", metavar="N", type=positive, default=16, help="run at most N times for that (16)")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it (line only)")
-    .option("-v", "--variable", metavar="NAME", type=variable, help="store the result object in this variable")
+    .result(cell=True)
     .finish(),
     "predict:line",
     "predict:cell",
@@ -268,8 +258,7 @@ GPUMEM_CONFIG = Magic(
     .option("--undo", action="store_true", help="take the latest change back; repeatable")
     .option("--reset", action="store_true", help="go back to what the process started with")
     .option("--force", action="store_true", help="also make a change that is refused as unsafe or without effect")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .result()
     .finish(),
     "control:config",
 )
@@ -282,8 +271,7 @@ GPUMEM_EMPTY = Magic(
         usage=("%gpumem_empty [options]",),
     )
     .option("--workspaces", action="store_true", help="also let go of the cuBLAS workspaces")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .result()
     .finish(),
     "control:empty",
 )
@@ -312,8 +300,7 @@ GPUMEM_RESERVE = Magic(
         "--release", nargs="?", const="", metavar="NAME", complete=reservation_names, help="give it to the cache again"
     )
     .option("-d", "--device", metavar="N", complete=device_names, help="which device; needed if several are in use")
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .result()
     .finish(),
     "control:reserve_memory",
 )
@@ -340,8 +327,7 @@ GPUMEM_LIMIT = Magic(
         complete=device_names,
         help="cap this device; repeatable; default: all in use",
     )
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .result()
     .finish(),
     "control:cap",
 )
@@ -365,8 +351,7 @@ GPUMEM_AUDIT = Magic(
         complete=device_names,
         help="audit this device; repeatable; default: all in use",
     )
-    .option("-q", "--quiet", action="store_true", help="show no report")
-    .option("-o", "--output", action="store_true", help="return the result object instead of showing it")
+    .result()
     .finish(),
     "control:audit_memory",
 )

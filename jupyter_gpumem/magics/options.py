@@ -58,6 +58,23 @@ class Options:
         self._arguments.append((flags, complete, kwargs))
         return self
 
+    def result(self, *, stored: bool = False, cell: bool = False) -> Options:
+        """Add what can be done with a result instead of showing it: `-q`, `-o`, and in cells or on demand `-v`."""
+        line_only = " (line only)" if cell else ""
+        self.option("-q", "--quiet", action="store_true", help="show no report")
+        self.option(
+            "-o", "--output", action="store_true", help=f"return the result object instead of showing it{line_only}"
+        )
+        if stored or cell:
+            self.option(
+                "-v",
+                "--variable",
+                metavar="NAME",
+                type=variable,
+                help="store the result object in this variable",
+            )
+        return self
+
     def finish(self) -> Options:
         """Add `--help`, last, and return the finished options."""
         return self.option("--help", action="store_true", help="show this help")

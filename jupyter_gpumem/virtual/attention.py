@@ -26,6 +26,20 @@ def install(cards: Sequence[Card]) -> torch.library.Library:
     """Register the choice, for `F.scaled_dot_product_attention` as for the modules that call it from C++."""
     library = torch.library.Library("aten", "IMPL")
 
+    def kind_of(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> str:
+        card = cards[query.get_device()]
+        return choose(card, query, key, value, attn_mask, dropout_p, is_causal=is_causal, gqa=enable_gqa)
+
     def attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -37,26 +51,13 @@ def install(cards: Sequence[Card]) -> torch.library.Library:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        card = cards[query.get_device()]
-        kind = choose(card, query, key, value, attn_mask, dropout_p, is_causal=is_causal, gqa=enable_gqa)
+        kind = kind_of(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
         mask = _additive(attn_mask, query)
         run: Callable[..., torch.Tensor] = _KERNELS[kind]
         return run(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
-    def choice(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> int:
-        card = cards[query.get_device()]
-        kind = choose(card, query, key, value, attn_mask, dropout_p, is_causal=is_causal, gqa=enable_gqa)
-        return _NAMES.index(kind)
+    def choice(*args: Any, **kwargs: Any) -> int:
+        return _NAMES.index(kind_of(*args, **kwargs))
 
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attention, key)

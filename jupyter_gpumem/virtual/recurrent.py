@@ -44,47 +44,15 @@ def install(kernels: Kernels) -> torch.library.Library:
 
 
 def _padded(mode: int) -> Any:
-    def layer(
-        data: torch.Tensor,
-        hx: Any,
-        params: list[torch.Tensor],
-        biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        return _layer(mode, data, [], hx, params, biases, layers, dropout, train, bidirectional, batch_first)
+    def layer(data: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+        return _layer(mode, data, [], hx, *rest)
 
     return layer
 
 
 def _packed(mode: int) -> Any:
-    def layer(
-        data: torch.Tensor,
-        batch_sizes: torch.Tensor,
-        hx: Any,
-        params: list[torch.Tensor],
-        biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        return _layer(
-            mode,
-            data,
-            batch_sizes.tolist(),
-            hx,
-            params,
-            biases,
-            layers,
-            dropout,
-            train,
-            bidirectional,
-            False,
-        )
+    def layer(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+        return _layer(mode, data, batch_sizes.tolist(), hx, *rest)
 
     return layer
 
@@ -100,7 +68,7 @@ def _layer(
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
+    batch_first: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     hidden, cell = (hx[0], hx[1]) if mode == _MODES["lstm"] else (hx, None)
     size = cell.size(2) if cell is not None else hidden.size(2)
