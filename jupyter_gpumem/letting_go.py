@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .records import Holder
 
 _MOST_KEPT = 5
-_NOTEBOOK = ("error", "output", "cycle")
 
 
 def free(
@@ -122,20 +121,28 @@ def _levels() -> tuple[int, int]:
 
 def _rehearsal(notebook: Notebook, wanted: tuple[bool, bool, bool, bool]) -> Released:
     """Return what would come back. Each step's bytes are those that nothing but it and the steps before it hold."""
+    errors, outputs, cycles, cache = wanted
     found = survey(notebook)
-    steps, taken, before = [], [], 0
-    texts = (
-        ("last error", _error_text(notebook)),
-        ("outputs", ", ".join(root.name for root in found.ranking.roots if root.kind == "output" and root.items)),
-        ("cycles", "garbage in reference cycles"),
-    )
-    for (step, what), kind, asked in zip(texts, _NOTEBOOK, wanted, strict=False):
-        if asked and what:
-            taken.append(kind)
-            total = found.held_only_by(taken)
-            steps.append(ReleaseStep(step, what, total - before, 0))
-            before = total
-    if wanted[3]:
+    names = [root.name for root in found.ranking.roots if root.kind == "output" and root.items]
+    # Garbage is swept before anything else, here as there: it often holds the frames of an error that was shown.
+    taken = {"cycle"} if cycles else set()
+    garbage = before = found.held_only_by(taken)
+    steps: list[ReleaseStep] = []
+
+    def take(step: str, what: str, *kinds: str) -> None:
+        nonlocal before
+        taken.update(kinds)
+        total = found.held_only_by(taken)
+        steps.append(ReleaseStep(step, what, total - before, 0))
+        before = total
+
+    if errors and (what := _error_text(notebook)):
+        take("last error", what, "error", "cycle")
+    if outputs and names:
+        take("outputs", ", ".join(names), "output")
+    if cycles:
+        steps.append(ReleaseStep("cycles", "garbage in reference cycles", garbage, 0))
+    if cache:
         steps.append(ReleaseStep("unused cache", "segments without live tensors now", 0, _returnable()))
     allocated, reserved = _levels()
     return Released(tuple(steps), rehearsal=True, allocated=allocated, reserved=reserved, kept=_kept(found))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_LAST = ("last_exc", "last_value")
+LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
+"""Names in `sys` under which Python keeps the error that was shown last."""
+
 _UNDERSCORES = ("_", "__", "___")
 
 
@@ -112,7 +114,7 @@ class Notebook:
     def exceptions(self) -> list[BaseException]:
         """Return the last error and every one chained to it or grouped in it, as far as the notebook keeps them."""
         result = getattr(self.shell, "last_execution_result", None)
-        kept = [self._handled, *(getattr(sys, name, None) for name in _LAST)]
+        kept = [self._handled, *(getattr(sys, name, None) for name in LAST_ERROR[:2])]
         kept += [getattr(result, name, None) for name in ("error_in_exec", "error_before_exec")]
         return chained(*(error for error in kept if isinstance(error, BaseException)))
 
@@ -139,7 +141,7 @@ class Notebook:
         for error in self.exceptions():
             if id(error) not in kept:
                 error.__traceback__ = None  # a frame may hold the exception, which would hold the frame
-        for name in ("last_exc", "last_value", "last_type", "last_traceback"):
+        for name in LAST_ERROR:
             if hasattr(sys, name):
                 delattr(sys, name)
         formatter = self._formatter()

@@ -6,6 +6,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.notebook import LAST_ERROR
+
 from .edges import local_names, namespace_of
 from .ranking import Root
 
@@ -67,12 +69,18 @@ def of_modules(notebook: Notebook, walk: Walk) -> list[Root]:
     """Let the walk reach everything from the modules of the process; returns the roots."""
     ours = __name__.partition(".")[0]
     roots = [
-        Root("module", f"module {name}", 4, walk.enter(list(vars(module).values())))
+        Root("module", f"module {name}", 4, walk.enter(_values_of(module)))
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] != ours and getattr(module, "__dict__", notebook.names) is not notebook.names
     ]
     walk.expand(classes=True)
     return roots
+
+
+def _values_of(module: Any) -> list[Any]:
+    """Return what a module's names are bound to, but for the last error, which is the notebook's."""
+    names = vars(module)
+    return [value for name, value in list(names.items()) if module is not sys or name not in LAST_ERROR]
 
 
 def _error_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:

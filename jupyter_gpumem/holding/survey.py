@@ -21,7 +21,7 @@ from . import garbage, roots
 from .books import Ledger, close_books, storage_holders
 from .naming import describe, path_text
 from .ranking import Ranking, Root
-from .tensors import view_of_torch
+from .tensors import attributes_of, view_of_torch
 from .walk import BUDGET, Walk
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ def _may_own(item: Any) -> bool:
     return kind.__module__ not in {"builtins", "collections"} and not issubclass(kind, type)
 
 
-def _barred(notebook: Notebook) -> set[int]:
-    """Return the ids of what is not entered: namespaces, which functions of theirs lead to, the shell, and our own."""
-    barred = {id(module.__dict__) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
-    barred |= {id(notebook), id(notebook.names), id(notebook.hidden)}
+def _barred(notebook: Notebook) -> list[object]:
+    """Return what is not entered: namespaces, which functions of theirs lead to, the shell, and our own."""
+    barred: list[object] = [notebook, notebook.names, notebook.hidden]
+    barred += filter(None, map(attributes_of, list(sys.modules.values())))
     shell = notebook.shell
     if shell is not None:
-        barred |= {id(shell), id(shell.displayhook), id(shell.history_manager), id(notebook.names.get("_oh"))}
+        barred += [shell, shell.displayhook, shell.history_manager, notebook.names.get("_oh")]
     return barred
 
 

@@ -20,7 +20,7 @@ class Walk:
     """A graph of objects by number, grown from one set of objects after another. Keeps them alive while it lives.
 
     Args:
-        barred: ids of objects that are not entered: namespaces that everything leads to, and what belongs to us.
+        barred: objects that are not entered: namespaces that everything leads to, and what belongs to us.
         kinds: the device types that count, such as `cuda`.
         budget: how many objects may be looked at.
 
@@ -31,13 +31,15 @@ class Walk:
         complete: whether the budget was enough.
     """
 
-    def __init__(self, barred: Collection[int], kinds: Collection[str], budget: int = BUDGET) -> None:
+    def __init__(self, barred: Iterable[object], kinds: Collection[str], budget: int = BUDGET) -> None:
         self.objects: list[Any] = []
         self.children: list[Sequence[int]] = []
         self.located: dict[int, Location] = {}
         self.complete = True
         self._numbers: dict[int, int] = {}
-        self._barred, self._kinds, self._budget = barred, kinds, budget
+        # Kept alive: the id of one that died would be given to another object, which the walk would then not see.
+        self._barred = {id(item): item for item in barred}
+        self._kinds, self._budget = kinds, budget
         self._torch = view_of_torch()
         self._edges = Edges()
         self._waiting: deque[int] = deque()

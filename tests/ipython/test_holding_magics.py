@@ -165,6 +165,20 @@ def test_a_rehearsal_changes_nothing_and_is_right(gpu):
     assert promised["last error"] == done["last error"] == 32 * MiB
 
 
+def test_a_rehearsal_counts_garbage_as_the_steps_do(gpu):
+    """An error's frames are the error's, also when garbage leads to them."""
+    gpu("import gc, sys\ngc.collect(); gc.disable()\nclass Loop: pass")
+    try:
+        gpu("fail()")
+        gpu("loop = Loop(); loop.itself, loop.error = loop, sys.last_value; del loop")
+        gpu("loop = Loop(); loop.itself, loop.data = loop, take(16); del loop")
+        promised = steps(gpu, "%gpumem_free --dry-run")
+        assert promised == steps(gpu)
+        assert (promised["last error"], promised["cycles"]) == (32 * MiB, 16 * MiB)
+    finally:
+        gpu("gc.enable()")
+
+
 def test_nothing_to_let_go_of(gpu):
     """Without any of it the steps return nothing, and nothing fails."""
     assert set(steps(gpu).values()) == {0}

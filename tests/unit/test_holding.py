@@ -12,9 +12,10 @@ import weakref
 
 import pytest
 
-from jupyter_gpumem.holding import chain, holders, survey
+from jupyter_gpumem.holding import chain, garbage, holders, survey
 from jupyter_gpumem.holding.edges import Edges, local_names
 from jupyter_gpumem.holding.naming import path_text
+from jupyter_gpumem.holding.walk import Walk
 from jupyter_gpumem.notebook import Notebook, chained
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
@@ -395,6 +396,34 @@ def test_globals_are_not_a_functions_own():
     assert any(child is default for child in found)
     assert any(getattr(child, "cell_contents", None) is captured for child in found)
     assert not any(child is globals() for child in found)
+
+
+def test_what_is_barred_lives_as_long_as_the_walk():
+    """Some modules make their namespace when asked; the id of one that died would bar another object."""
+    walk = Walk((object() for _ in range(100)), {"cuda"})
+    others = [object() for _ in range(100)]
+    assert len(walk.enter(others)) == 100
+
+
+def test_the_last_error_is_the_notebooks_not_a_modules(gpu, monkeypatch):
+    """Python keeps it in `sys`, which is looked through when some tensor has no name."""
+
+    def fail():
+        activation = take(32)
+        raise ValueError(f"no use for {activation.shape}")
+
+    with pytest.raises(ValueError, match="no use") as caught:
+        fail()
+    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
+    monkeypatch.setattr(sys, "last_exc", caught.value, raising=False)
+    del caught
+    with garbage.collector_paused():
+        loop = types.SimpleNamespace(data=take(16))
+        loop.itself = loop
+        del loop
+        held = books().holders
+    assert {(h.kind, h.allocated) for h in held} == {("error", 32 * MiB), ("cycle", 16 * MiB)}
+    assert not any("module sys" in name for h in held for name in h.also)
 
 
 def test_chained_errors():
