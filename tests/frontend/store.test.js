@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { COLUMNS } from "../../jupyter_gpumem/live/frontend/src/history.js";
-import { unfolded } from "../../jupyter_gpumem/live/frontend/src/placement.js";
 import { Store } from "../../jupyter_gpumem/live/frontend/src/store.js";
 import { packed, row } from "./helpers.js";
 
@@ -49,14 +48,4 @@ test("the window follows the newest sample, stands still when paused, and is the
   assert.equal(store.newest("allocated"), 7);
   store.set({ zoom: [5, 6] });
   assert.deepEqual(store.range, [5, 6]);
-});
-
-test("exactly one view is unfolded: chosen before docked before latest, and only what is in the page", () => {
-  const place = (order, more = {}) => ({ order, connected: true, docked: false, chosen: 0, ...more });
-  assert.equal(unfolded([]), null);
-  assert.equal(unfolded([place(1, { connected: false })]), null);
-  assert.equal(unfolded([place(1), place(2)])?.order, 2);
-  assert.equal(unfolded([place(1, { docked: true }), place(2)])?.order, 1);
-  assert.equal(unfolded([place(1, { docked: true }), place(2, { chosen: 5 }), place(3, { chosen: 4 })])?.order, 2);
-  assert.equal(unfolded([place(1, { docked: true, connected: false }), place(2)])?.order, 2);
 });

@@ -9,7 +9,7 @@ import { Store } from "./store.js";
 import { View } from "./view.js";
 
 /** @typedef {import("@anywidget/types").AnyModel<{ interval: number }>} Model */
-/** @typedef {import("./placement.js").Place & { view: View, id: string, visible: boolean, told: number | null | undefined }} Shown */
+/** @typedef {import("./placement.js").Place & { view: View, id: string, docked: boolean, visible: boolean, told: number | null | undefined }} Shown */
 
 /** Views give a sign of life this often; the kernel forgets those that are silent for much longer. */
 const SIGN_OF_LIFE = 30_000;
@@ -40,6 +40,7 @@ export default () => {
     for (const one of shown) {
       one.connected = one.view.element.isConnected;
       one.docked = one.connected && isDocked(one.view.element);
+      if (one.docked && !one.chosen) one.chosen = performance.now(); // whoever opens the sidebar wants to see it there
       one.view.head.docked = one.docked;
     }
     const open = unfolded(shown);

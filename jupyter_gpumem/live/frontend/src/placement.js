@@ -1,12 +1,11 @@
 // @ts-check
-/** Which of a panel's views is unfolded: always exactly one, and the one in the sidebar before those in the notebook. */
+/** Which of a panel's views is unfolded: always exactly one, where the user asked for it last. */
 
 /**
  * @typedef {object} Place
  * @property {number} order views that came later have higher numbers
  * @property {boolean} connected whether the view is in the page at all
- * @property {boolean} docked whether it is in JupyterLab's sidebar
- * @property {number} chosen when the user asked to see it here; 0 if never
+ * @property {number} chosen when the user asked to see it here, in the sidebar by opening it; 0 if never
  */
 
 /**
@@ -31,7 +30,6 @@ export function unfolded(places) {
  */
 function before(one, other) {
   if (one.chosen !== other.chosen) return other.chosen > one.chosen;
-  if (one.docked !== other.docked) return other.docked;
   return other.order > one.order;
 }
 

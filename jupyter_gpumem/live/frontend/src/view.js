@@ -26,9 +26,10 @@ export class View {
     this.readings = new Readings(store, () => this.buttons.act("mark"));
     this.segments = new Segments(store);
     const { readings } = this;
+    // Nothing is shown before it is known where this view is: two panels would flash up.
     this.body = h(
       "div",
-      { class: "gm-body" },
+      { class: "gm-body", hidden: true },
       ...[this.head.bar, this.head.notice, readings.legend, readings.above, readings.host, readings.below],
       ...[this.segments.element, this.buttons.element],
     );
