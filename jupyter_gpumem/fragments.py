@@ -25,20 +25,26 @@ class _Pile:
 
     def __init__(self, pool_id: tuple[int, int], kind: str, stream: int) -> None:
         self.pool_id, self.kind, self.stream = pool_id, kind, stream
-        self.reserved = self.allocated = self.returnable = self.segments = self.blocks = 0
+        self.reserved = self.returnable = self.blocks = 0
+        self.segments: list[dict[str, Any]] = []
         self.free: list[int] = []
         self.grows = False
 
     def add(self, segment: dict[str, Any], large_page: int) -> None:
         """Count one more segment."""
-        self.segments += 1
+        free = _free(segment)
+        self.segments.append(segment)
         self.reserved += segment["total_size"]
         self.blocks += len(segment["blocks"])
-        free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
         self.free += free
-        self.allocated += sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
-        self.returnable += returnable_in(segment, large_page)
+        self.returnable += _returnable(segment, free, large_page)
         self.grows = self.grows or (bool(free) and segment.get("is_expandable", False))
+
+    @property
+    def allocated(self) -> int:
+        """The bytes of its allocated blocks; counted when asked for, since the live panel does not."""
+        blocks = (block for segment in self.segments for block in segment["blocks"])
+        return sum(block["size"] for block in blocks if block["state"] == "active_allocated")
 
     @property
     def private(self) -> bool:
@@ -54,9 +60,10 @@ def _piles(segments: Iterable[dict[str, Any]], large_page: int) -> list[_Pile]:
     piles: dict[tuple[Any, ...], _Pile] = {}
     for segment in segments:
         key = pool_id_of(segment), segment["segment_type"], segment["stream"]
-        if key not in piles:
-            piles[key] = _Pile(*key)
-        piles[key].add(segment, large_page)
+        pile = piles.get(key)
+        if pile is None:
+            pile = piles[key] = _Pile(*key)
+        pile.add(segment, large_page)
     return list(piles.values())
 
 
@@ -79,7 +86,7 @@ def fragmentation(
         private=sum(sum(pile.free) for pile in piles if pile.private),
         largest_free=max((max(pile.free) for pile in common if pile.free), default=0),
         external=_external(common, device_free or 0),
-        segments=sum(pile.segments for pile in piles),
+        segments=sum(len(pile.segments) for pile in piles),
         blocks=sum(pile.blocks for pile in piles),
     )
 
@@ -100,7 +107,7 @@ def pools(
             returnable=0 if pile.private else pile.returnable,
             stranded=0 if pile.private else sum(pile.free) - pile.returnable,
             external=pile.external(device_free or 0),
-            segments=pile.segments,
+            segments=len(pile.segments),
         )
         for pile in sorted(_piles(segments, large_page), key=lambda pile: -pile.reserved)
     )
@@ -112,8 +119,8 @@ def pins(segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE) ->
     for segment in segments:
         if pool_id_of(segment) != _DEFAULT_POOL:
             continue
-        free = sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
-        stranded = free - returnable_in(segment, large_page)
+        free = _free(segment)
+        stranded = sum(free) - _returnable(segment, free, large_page)
         if stranded:
             live = [block for block in segment["blocks"] if block["state"] != "inactive"]
             largest = max(live, key=lambda block: block["size"], default=None)
@@ -127,10 +134,10 @@ def site_of(block: dict[str, Any]) -> str | None:
 
     That is the innermost Python frame outside of torch.
     """
-    frames = [frame for frame in block.get("frames") or () if frame["filename"] not in {"", "??"}]
-    for frame in frames:
-        if "/torch/" not in frame["filename"].replace("\\", "/"):
-            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    for frame in block.get("frames") or ():
+        filename = frame["filename"]
+        if filename not in {"", "??"} and "/torch/" not in filename.replace("\\", "/"):
+            return f"{filename}:{frame['line']} in {frame['name']}"
     return None
 
 
@@ -149,9 +156,20 @@ def pool_id_of(segment: dict[str, Any]) -> tuple[int, int]:
 
 def returnable_in(segment: dict[str, Any], large_page: int = LARGE_PAGE) -> int:
     """Return the bytes of a segment that emptying the cache gives back, if its pool has no owner who forbids it."""
+    return _returnable(segment, _free(segment), large_page)
+
+
+def _free(segment: dict[str, Any]) -> list[int]:
+    """Return the sizes of the blocks that nothing uses and nothing waits for."""
+    return [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+
+
+def _returnable(segment: dict[str, Any], free: list[int], large_page: int) -> int:
     if not segment.get("is_expandable", False):
-        return segment["total_size"] if is_empty(segment) else 0
+        return segment["total_size"] if len(free) == len(segment["blocks"]) else 0
     page = SMALL_PAGE if segment["segment_type"] == "small" else large_page
+    if max(free, default=0) < page:
+        return 0  # what holds no whole page needs no look at where it lies
     return sum(
         _whole_pages(address - segment["address"], block["size"], page)
         for address, block in _placed(segment)

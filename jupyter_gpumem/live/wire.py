@@ -13,21 +13,18 @@ To the kernel: `hello` (a view has come: send everything), `look` (whether someb
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections import Counter
+import struct
 from dataclasses import asdict
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyter_gpumem.fragments import site_of
+from jupyter_gpumem.fragments import pool_id_of, site_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jupyter_gpumem.sampler import BlockMap
 
 FREE, ALLOCATED, AWAITING = range(3)
-_STATES = {"inactive": FREE, "active_allocated": ALLOCATED}
 
 SMALL, EXPANDABLE = 1, 2
 
@@ -35,6 +32,11 @@ MOST_BLOCKS = 40_000
 """Blocks in one message: 0.4 MB. Beyond, those of the smallest segments are sent as their sums."""
 
 _LINES = 1 << 16
+
+_PART = 256
+
+SAMPLES = {"kind": "samples"}
+"""What stands beside the rows of a refresh: the same each time."""
 
 
 class Message(NamedTuple):
@@ -50,58 +52,50 @@ class Message(NamedTuple):
 
 
 def pack_map(found: BlockMap, most: int = MOST_BLOCKS) -> Message:
-    """Pack a map into three buffers.
+    """Pack a map into three buffers. About 0.2 us for each block, and 1 us for each segment.
 
     1. For each segment its address and size, as float64.
     2. For each segment the indices of its stream and its pool, its flags and its number of entries, as uint32.
-    3. For each entry its bytes as float64, then for each entry how many blocks it stands for as uint32, then for each
+    3. For each entry its bytes as uint64, then for each entry how many blocks it stands for as uint32, then for each
        entry the index of its line as uint16, then its state as uint8.
 
     Args:
         found: the map.
         most: how many entries to send; beyond, the smallest segments are sent as the sums of their states.
     """
-    segments = sorted(found.segments, key=lambda segment: segment["address"])
+    segments = sorted(found.segments, key=itemgetter("address"))
     streams, pools, lines = _Names(), _Names(), _Names({"": 0})
     pools[(0, 0)]
-    shapes, tables = array("d"), array("I")
-    sizes, counts, sites, states = array("d"), array("I"), array("H"), bytearray()
+    runs = [segment["blocks"] for segment in segments]
     summed = _too_many(segments, most)
-    for number, segment in enumerate(segments):
-        blocks = segment["blocks"]
-        shapes.extend((segment["address"], segment["total_size"]))
-        flags = SMALL * (segment["segment_type"] == "small") + EXPANDABLE * bool(segment.get("is_expandable"))
-        pool = tuple(segment.get("segment_pool_id", (0, 0)))
-        if number in summed:
-            totals, amounts = Counter[int](), Counter[int]()
-            for block in blocks:
-                state = _STATES.get(block["state"], AWAITING)
-                totals[state] += block["size"]
-                amounts[state] += 1
-            sizes.extend(totals.values())
-            counts.extend(amounts[state] for state in totals)
-            sites.extend([0] * len(totals))
-            states.extend(totals)
-            entries = len(totals)
-        else:
-            sizes.extend([block["size"] for block in blocks])
-            counts.extend([1] * len(blocks))
-            sites.extend([_line(block, lines) for block in blocks])
-            states.extend([_STATES.get(block["state"], AWAITING) for block in blocks])
-            entries = len(blocks)
-        tables.extend((streams[segment["stream"]], pools[pool], flags, entries))
+    for number in summed:
+        runs[number] = _sums(runs[number])
+    blocks = list(chain.from_iterable(runs))
+    sizes, states, recorded = _columns(blocks)
+    shapes = [value for segment in segments for value in (segment["address"], segment["total_size"])]
+    tables = [
+        value
+        for segment, run in zip(segments, runs, strict=True)
+        for value in (streams[segment["stream"]], pools[pool_id_of(segment)], _flags(segment), len(run))
+    ]
+    entries = (
+        _packed("Q", sizes),
+        _packed("I", [block.get("count", 1) for block in blocks]) if summed else _packed("I", [1]) * len(blocks),
+        _packed("H", [_line(block, lines) for block in blocks]) if recorded else bytes(2 * len(blocks)),
+        states,
+    )
     return Message(
         {
             "kind": "map",
             "slot": found.slot,
             "time": found.time,
-            "entries": len(states),
+            "entries": len(blocks),
             "streams": list(streams),
             "pools": [list(pool) for pool in pools],
             "lines": list(lines),
             "summary": asdict(found.fragmentation),
         },
-        [_little(shapes), _little(tables), _little(sizes) + _little(counts) + _little(sites) + bytes(states)],
+        [_packed("d", shapes), _packed("I", tables), b"".join(entries)],
     )
 
 
@@ -113,34 +107,68 @@ class _Names(dict[Any, int]):
         return number
 
 
+class _States(dict[str, int]):
+    """What a block's state is called here: whatever is neither free nor allocated awaits another stream."""
+
+    def __missing__(self, name: str) -> int:
+        return AWAITING
+
+
+_STATES = _States({"inactive": FREE, "active_allocated": ALLOCATED})
+
+
+def _flags(segment: dict[str, Any]) -> int:
+    small, expandable = segment["segment_type"] == "small", segment.get("is_expandable")
+    return (SMALL if small else 0) | (EXPANDABLE if expandable else 0)
+
+
+def _columns(blocks: list[dict[str, Any]]) -> tuple[list[int], bytes, bool]:
+    """Return the sizes of blocks, their states, and whether anybody recorded where they were allocated.
+
+    By columns, since a column of many blocks is a few calls; in parts, since those stay in the processor's cache.
+    """
+    sizes: list[int] = []
+    states = bytearray()
+    recorded = False
+    for start in range(0, len(blocks), _PART):
+        part = blocks[start : start + _PART]
+        sizes += map(itemgetter("size"), part)
+        states += bytes(map(_STATES.__getitem__, map(itemgetter("state"), part)))
+        recorded = recorded or any(map(dict.get, part, repeat("frames")))
+    return sizes, bytes(states), recorded
+
+
 def _line(block: dict[str, Any], lines: _Names) -> int:
-    """Return the number of the line of the user's code that allocated a block; 0 where that was not recorded."""
-    if not block.get("frames") or len(lines) >= _LINES:
-        return 0
-    return lines[site_of(block) or ""]
+    """Return the number of the line of the user's code that allocated a block; 0 where nobody recorded it."""
+    return lines[site_of(block) or ""] if block.get("frames") and len(lines) < _LINES else 0
 
 
-def _too_many(segments: list[dict[str, Any]], most: int) -> frozenset[int]:
+def _too_many(segments: list[dict[str, Any]], most: int) -> list[int]:
     """Return which segments to send as sums, the smallest first, so that no more than `most` entries are left."""
     entries = sum(len(segment["blocks"]) for segment in segments)
-    if entries <= most:
-        return frozenset()
-    summed = set()
-    for number in _by_size(segments):
-        entries -= max(0, len(segments[number]["blocks"]) - len(_STATES) - 1)
-        summed.add(number)
-        if entries <= most:
-            break
-    return frozenset(summed)
+    summed: list[int] = []
+    if entries > most:
+        for number in sorted(range(len(segments)), key=lambda number: int(segments[number]["total_size"])):
+            if entries <= most:
+                break
+            entries -= max(0, len(segments[number]["blocks"]) - AWAITING - 1)  # one for each state is left
+            summed.append(number)
+    return summed
 
 
-def _by_size(segments: list[dict[str, Any]]) -> Iterable[int]:
-    return sorted(range(len(segments)), key=lambda number: int(segments[number]["total_size"]))
+def _sums(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what blocks add up to: one for each state, with how many it stands for."""
+    sums: dict[int, dict[str, Any]] = {}
+    for block in blocks:
+        state = block["state"]
+        one = sums.get(_STATES[state])
+        if one is None:
+            one = sums[_STATES[state]] = {"state": state, "size": 0, "count": 0}
+        one["size"] += block["size"]
+        one["count"] += 1
+    return list(sums.values())
 
 
-def _little(values: array[Any]) -> bytes:
-    """Return the bytes in little-endian order."""
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
+def _packed(kind: str, values: list[Any]) -> bytes:
+    """Return numbers one after the other, little-endian."""
+    return struct.pack(f"<{len(values)}{kind}", *values)

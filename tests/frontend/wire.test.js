@@ -15,11 +15,11 @@ test("rows come out as they went in, wherever their buffer begins", () => {
 
 test("a map is segments with their entries, streams, pools and lines", () => {
   const head = { kind: "map", slot: 1, time: 5, entries: 4, streams: [0, 7], pools: [[0, 0], [0, 1]], lines: ["", "a.py:3 f"], summary: {} };
-  const shapes = Float64Array.of(4096, 3072, 65536, 1024);
+  const shapes = Float64Array.of(4096, 2 ** 40 + 2560, 65536, 1024);
   const tables = Uint32Array.of(0, 0, 1, 3, 1, 1, 2, 1);
   const packedBlocks = new Uint8Array(4 * 15);
   const data = new DataView(packedBlocks.buffer);
-  [512, 1024, 1536, 1024].forEach((size, i) => data.setFloat64(8 * i, size, true));
+  [512, 2 ** 40 + 512, 1536, 1024].forEach((size, i) => data.setBigUint64(8 * i, BigInt(size), true));
   [1, 1, 9, 1].forEach((count, i) => data.setUint32(32 + 4 * i, count, true));
   [0, 1, 0, 0].forEach((line, i) => data.setUint16(48 + 2 * i, line, true));
   [FREE, ALLOCATED, AWAITING, FREE].forEach((state, i) => data.setUint8(56 + i, state));
@@ -27,14 +27,14 @@ test("a map is segments with their entries, streams, pools and lines", () => {
   assert.equal(map.slot, 1);
   assert.deepEqual(map.segments[0], {
     address: 4096,
-    size: 3072,
+    size: 2 ** 40 + 2560,
     stream: 0,
     pool: [0, 0],
     small: true,
     expandable: false,
     entries: [
       { size: 512, count: 1, state: FREE, line: "" },
-      { size: 1024, count: 1, state: ALLOCATED, line: "a.py:3 f" },
+      { size: 2 ** 40 + 512, count: 1, state: ALLOCATED, line: "a.py:3 f" },
       { size: 1536, count: 9, state: AWAITING, line: "" },
     ],
   });

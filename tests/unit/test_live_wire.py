@@ -22,7 +22,7 @@ def packed(gpu, most=40_000):
     shapes = list(struct.iter_unpack("<2d", shapes))
     tables = list(struct.iter_unpack("<4I", tables))
     assert len(blocks) == 15 * n
-    sizes = struct.unpack_from(f"<{n}d", blocks)
+    sizes = struct.unpack_from(f"<{n}Q", blocks)
     counts = struct.unpack_from(f"<{n}I", blocks, 8 * n)
     lines = struct.unpack_from(f"<{n}H", blocks, 12 * n)
     return (

@@ -44,7 +44,7 @@ export function decodeMap(head, buffers) {
   const tables = new Uint32Array(copied(buffers[1]));
   const packed = copied(buffers[2]);
   const n = head.entries;
-  const sizes = new Float64Array(packed, 0, n);
+  const words = new Uint32Array(packed, 0, 2 * n); // of sizes, lower and upper
   const counts = new Uint32Array(packed, 8 * n, n);
   const lines = new Uint16Array(packed, 12 * n, n);
   const states = new Uint8Array(packed, 14 * n, n);
@@ -57,7 +57,8 @@ export function decodeMap(head, buffers) {
     for (const end = next + amount; next < end; next++) {
       const whole = amount === 1 && states[next] === FREE;
       const state = whole ? WHOLE : states[next];
-      entries.push({ size: sizes[next], count: counts[next], state, line: head.lines[lines[next]] });
+      const size = words[2 * next] + 2 ** 32 * words[2 * next + 1];
+      entries.push({ size, count: counts[next], state, line: head.lines[lines[next]] });
     }
     segments.push({
       address: shapes[2 * i],
