@@ -17,7 +17,7 @@ from .actions import Actions, recording
 from .attention import Attention
 from .spans import Spans
 from .widget import Channel, check_front_end
-from .wire import Message, pack_map
+from .wire import SAMPLES, Message, pack_map
 
 if TYPE_CHECKING:
     from jupyter_gpumem.pacing import Clock
@@ -152,7 +152,7 @@ class Panel:
         self._actions.run()
         self._sampler.want_map()
         if placement.in_colab():
-            self._flush(self._sampler.read())
+            self._flush(self._sampler.read(), self._sampler.now())
 
     # What the browser says (on the main thread, or on one that serves comms)
 
@@ -166,7 +166,7 @@ class Panel:
                 self.dock()
             self._post(self._state())
             self._post(_cells(self._spans.all()))
-            for message in _samples(self._sampler.ring.newest(), history=True):
+            for message in _samples(self._sampler.ring.newest(), SAMPLES | {"history": True}):
                 self._post(message)
             self._sampler.want_map()
         elif kind == "look":
@@ -183,32 +183,30 @@ class Panel:
 
     def _beat(self) -> None:
         samples = self._sampler.read()
-        if self._spans.running:
-            self._attention.busy(self._sampler.now())
-        self._flush(samples)
-
-    def _flush(self, samples: list[Sample]) -> None:
         now = self._sampler.now()
+        if self._spans.running:
+            self._attention.busy(now)
+        self._flush(samples, now)
+
+    def _flush(self, samples: list[Sample], now: float) -> None:
+        looked_at = self._attention.slots(now)
         with self._sending:
             if len(self._sampler.devices) != self._described:
-                self._send(self._state())
+                self._channel.send(self._state())
             while self._outbox:
-                self._send(self._outbox.popleft())
+                self._channel.send(self._outbox.popleft())
             self._unsent += len(samples)
-            if samples and (self._spans.running or self._attention.anyone(now)):
+            if samples and (looked_at or self._spans.running):
                 # Whoever looks again gets what was missed meanwhile.
                 for message in _samples(self._sampler.ring.newest(self._unsent)):
-                    self._send(message)
+                    self._channel.send(message)
                 self._unsent = 0
-            for slot in self._attention.slots(now):
+            for slot in looked_at:
                 found = self._sampler.read_map(slot)
                 if found is not None:
                     began = self._sampler.now()
-                    self._send(pack_map(found))
+                    self._channel.send(pack_map(found))
                     self._sampler.took(self._sampler.now() - began + (began - found.time))
-
-    def _send(self, message: Message) -> None:
-        self._channel.send(message)
 
     def _post(self, message: Message) -> None:
         """Let the sampler's thread send a message soon; nobody else sends while it lives."""
@@ -216,12 +214,12 @@ class Panel:
         if self._heart.running:
             self._heart.poke()
         elif not self._closed:
-            self._flush([])
+            self._flush([], self._sampler.now())
 
     def _failed(self, error: Exception | None = None) -> None:
         self._error = error or self._heart.error
         self._outbox.append(self._state())
-        self._flush([])
+        self._flush([], self._sampler.now())
 
     # Messages
 
@@ -260,10 +258,10 @@ def numbers(label: str, allocated: int | None, reserved: int | None) -> str:
     return f"{label} {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved"
 
 
-def _samples(rows: bytes, **more: bool) -> list[Message]:
+def _samples(rows: bytes, content: dict[str, Any] = SAMPLES) -> list[Message]:
     """Return rows as messages, none of them too long for a server."""
     step = CHUNK * ROW.size
-    return [Message({"kind": "samples"} | more, [rows[i : i + step]]) for i in range(0, len(rows), step)]
+    return [Message(content, [rows[i : i + step]]) for i in range(0, len(rows), step)]
 
 
 def _cells(spans: list[dict[str, Any]]) -> Message:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .posting import samples_post
+from .wire import SAMPLES
+
 if TYPE_CHECKING:
     from .wire import Message
 
@@ -77,6 +80,7 @@ class Channel:
 
     def __init__(self, interval: float, received: Any) -> None:
         self.widget = _widget_class()(interval=interval)
+        self._post = samples_post(self.widget.comm)
         self._received = received
         self.widget.on_msg(self._unpack)
 
@@ -87,7 +91,10 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message to every view. Thread-safe as far as one caller at a time goes."""
-        self.widget.send(message.content, message.buffers)
+        if self._post is not None and message.content is SAMPLES and self.widget.comm is not None:
+            self._post.send(message.buffers)
+        else:
+            self.widget.send(message.content, message.buffers)
 
     def close(self) -> None:
         """Take the widget out of every page."""
