@@ -109,6 +109,11 @@ def test_panel_shows_where_memory_is_stranded(anywhere):
     anywhere.page.mouse.click(box["x"] + bar["left"] + bar["width"] / 2, box["y"] + row)
     anywhere.page.mouse.move(5, 5)
     assert panel.locator(".gm-detail").inner_text().startswith("Pinned: 4.00 MiB allocated")
+    frame = panel.locator(".gm-held").bounding_box()
+    middle = box["x"] + bar["left"] + bar["width"] / 2
+    assert frame["x"] < middle < frame["x"] + frame["width"]
+    assert frame["width"] == pytest.approx(bar["width"] / 5, abs=2)
+    assert frame["y"] <= box["y"] + row <= frame["y"] + frame["height"]
 
 
 def test_reload_brings_the_panel_back_with_its_history(anywhere):
@@ -240,7 +245,7 @@ def test_keyboard_reaches_everything(lab):
 
 
 def test_twenty_thousand_blocks_are_drawn(lab):
-    """All of 20,000 blocks are in the picture; how long drawing them anew takes is kept beside the screenshots."""
+    """All of 20,000 blocks are in the picture; how long drawing them anew takes, pixels included, is kept."""
     lab.open(
         "%gpumem_panel --inline", "kept = [gpu.allocate(4096) for _ in range(20_000)]\nfor a in kept[::2]: gpu.free(a)"
     )
@@ -252,9 +257,10 @@ def test_twenty_thousand_blocks_are_drawn(lab):
       blocks.scroller.style.maxHeight = "3000px";
       const times = [];
       for (let n = 0; n < 100; n++) {
-        blocks.paints = new WeakMap();
+        blocks.known = new WeakMap();
         const began = performance.now();
         blocks.drawNow();
+        blocks.canvas.getContext("2d").getImageData(0, 0, 1, 1);
         times.push(performance.now() - began);
       }
       blocks.scroller.style.maxHeight = "";

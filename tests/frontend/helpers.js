@@ -1,5 +1,7 @@
 // Builds what the kernel would send.
 
+import { arrange } from "../../jupyter_gpumem/live/frontend/src/layout.js";
+
 const WIDTH = 10;
 
 /** A row as the kernel packs it. */
@@ -24,3 +26,10 @@ export function segment(address, entries, more = {}) {
 }
 
 export const mapOf = (...segments) => ({ slot: 0, time: 0, segments, summary: /** @type {any} */ ({}) });
+
+export const BY_ADDRESS = /** @type {const} */ ({ order: "address", toScale: false, total: 8 * 2 ** 30 });
+
+/** The row of one segment; entries are `[size, state]`. */
+export function rowOf(...entries) {
+  return arrange(mapOf(segment(0, entries)), BY_ADDRESS).rows[0];
+}

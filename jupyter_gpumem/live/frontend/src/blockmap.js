@@ -1,16 +1,16 @@
 // @ts-check
 /** The segment map on a canvas. Only the rows in sight are drawn, so that its cost does not grow with the map. */
 
+import { h } from "./dom.js";
 import { bytes } from "./format.js";
-import { MIXED_WIDTH, WHOLE_WIDTH, arrange, describe, entryAt, paint, rowAt } from "./layout.js";
+import { arrange, describe, entryAt, rowAt } from "./layout.js";
+import { Inks, Picture, columnsOf } from "./pixels.js";
 import { coloursOf, fills } from "./theme.js";
-import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "./wire.js";
 
 /** @typedef {import("./store.js").Store} Store */
 /** @typedef {import("./layout.js").Row} Row */
 /** @typedef {{ row: number, first: number, last: number }} Spot */
 
-const STATES = [UNMAPPED, WHOLE, FREE, AWAITING, ALLOCATED];
 const LABEL = 66;
 /** A block as wide as this has a visible edge. */
 const EDGED = 5;
@@ -28,13 +28,18 @@ export class BlockMapView {
     this.canvas = document.createElement("canvas");
     this.space = document.createElement("div");
     this.space.className = "gm-space";
-    this.space.append(this.canvas);
+    this.held = h("div", { class: "gm-spot gm-held", hidden: true });
+    this.spotted = h("div", { class: "gm-spot", hidden: true });
+    this.space.append(this.canvas, this.held, this.spotted);
     scroller.append(this.space);
     /** @type {Row[]} */
     this.rows = [];
     this.height = 0;
-    /** @type {WeakMap<Row, { width: number, rectangles: import("./layout.js").Paint }>} */
-    this.paints = new WeakMap();
+    /** @type {WeakMap<Row, import("./pixels.js").Columns>} */
+    this.known = new WeakMap();
+    this.picture = new Picture(0, 0);
+    /** @type {Inks | null} */
+    this.inks = null;
     /** @type {Spot | null} */
     this.spot = null;
     /** @type {Spot | null} */
@@ -57,6 +62,7 @@ export class BlockMapView {
   restyle() {
     this.colours = coloursOf(this.scroller);
     this.fills = fills(this.colours, devicePixelRatio);
+    this.inks = null;
     this.draw();
   }
 
@@ -70,6 +76,7 @@ export class BlockMapView {
     Object.assign(this, { rows, height, pinned, spot });
     this.space.style.height = `${height}px`;
     this.say();
+    this.mark();
     this.draw();
   }
 
@@ -97,16 +104,17 @@ export class BlockMapView {
   }
 
   /**
-   * The rectangles of a row; pointing at it does not compute them anew.
+   * The columns of a row, which stay the same until it has another width or another map comes.
    * @param {Row} row
    * @param {number} width
+   * @param {number} tall
    */
-  painted(row, width) {
-    const known = this.paints.get(row);
-    if (known?.width === width) return known.rectangles;
-    const rectangles = paint(row, width);
-    this.paints.set(row, { width, rectangles });
-    return rectangles;
+  columns(row, width, tall) {
+    const known = this.known.get(row);
+    if (known?.ground.length === width && known.tall === tall) return known;
+    const columns = columnsOf(row, width, tall, EDGED * devicePixelRatio);
+    this.known.set(row, columns);
+    return columns;
   }
 
   /** Where a row begins and how wide it is. @param {Row} row */
@@ -119,94 +127,66 @@ export class BlockMapView {
     const ratio = devicePixelRatio;
     const width = scroller.clientWidth;
     const height = Math.min(scroller.clientHeight, Math.max(1, this.height));
-    const deviceWidth = Math.round(width * ratio);
-    const deviceHeight = Math.round(height * ratio);
-    if (canvas.width !== deviceWidth || canvas.height !== deviceHeight) {
-      canvas.width = deviceWidth;
-      canvas.height = deviceHeight;
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
-    }
     const context = canvas.getContext("2d");
-    if (!context) return;
-    context.setTransform(1, 0, 0, 1, 0, 0);
-    context.clearRect(0, 0, deviceWidth, deviceHeight);
+    if (!context || !width || !height) return;
+    const { picture, inks } = this.fresh(Math.round(width * ratio), Math.round(height * ratio));
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
     const top = scroller.scrollTop;
-    /** @type {Map<number, Path2D>} */
-    const paths = new Map(STATES.map((state) => [state, new Path2D()]));
-    const edges = new Path2D();
-    const frames = new Path2D();
-    const add = (/** @type {number} */ state, /** @type {number[]} */ [x, y, w, h]) => paths.get(state)?.rect(x, y, w, h);
+    const visible = this.rows.filter((row) => row.y + row.height >= top && row.y <= top + height);
+    const place = (/** @type {Row} */ row) => ({ y: Math.round((row.y - top) * ratio), tall: Math.round(row.height * ratio) });
+    for (const row of visible) {
+      if (row.title !== null) continue;
+      const { y, tall } = place(row);
+      const bar = this.extent(row);
+      picture.row(this.columns(row, Math.round(bar.width * ratio), tall), Math.round(bar.left * ratio), y, inks);
+    }
+    context.putImageData(new ImageData(new Uint8ClampedArray(picture.pixels.buffer), picture.width, picture.height), 0, 0);
     context.font = `${10.5 * ratio}px system-ui, -apple-system, 'Segoe UI', sans-serif`;
     context.textBaseline = "middle";
-    for (const row of this.rows) {
-      if (row.y + row.height < top || row.y > top + height) continue;
-      const y = Math.round((row.y - top) * ratio);
-      const tall = Math.round(row.height * ratio);
-      if (row.title !== null) {
-        context.fillStyle = this.colours.text;
-        context.textAlign = "left";
-        context.fillText(row.title, 2 * ratio, y + tall / 2 + ratio);
-        continue;
-      }
-      context.fillStyle = this.colours.muted;
-      context.textAlign = "right";
-      context.fillText(bytes(row.size), (LABEL - 8) * ratio, y + tall / 2 + ratio / 2);
-      const place = this.extent(row);
-      const left = Math.round(place.left * ratio);
-      const wide = Math.round(place.width * ratio);
-      const { whole, mixed } = this.painted(row, wide);
-      for (let i = 0; i < whole.length; i += WHOLE_WIDTH) {
-        const [x, w, state] = [left + whole[i], whole[i + 1], whole[i + 2]];
-        add(state, [x, y, w, tall]);
-        if (w >= EDGED * ratio) edges.rect(x, y, Math.max(1, Math.round(ratio / 2)), tall);
-      }
-      for (let i = 0; i < mixed.length; ) {
-        const [first, live, waiting] = shares(mixed, i, tall);
-        let end = first;
-        // Pixels that look the same are one rectangle: a segment of tiny blocks has few different ones.
-        for (let same = true; same && i < mixed.length; ) {
-          const next = shares(mixed, i, tall);
-          same = next[0] === end && next[1] === live && next[2] === waiting;
-          if (same) [end, i] = [end + 1, i + MIXED_WIDTH];
-        }
-        const [x, w] = [left + first, end - first];
-        if (live) add(ALLOCATED, [x, y + tall - live, w, live]);
-        if (waiting) add(AWAITING, [x, y + tall - live - waiting, w, waiting]);
-        if (tall > live + waiting) add(FREE, [x, y, w, tall - live - waiting]);
-      }
-      frames.rect(left - 0.5, y - 0.5, wide + 1, tall + 1);
+    for (const row of visible) {
+      const { y, tall } = place(row);
+      const title = row.title !== null;
+      context.fillStyle = title ? this.colours.text : this.colours.muted;
+      context.textAlign = title ? "left" : "right";
+      context.fillText(row.title ?? bytes(row.size), (title ? 2 : LABEL - 8) * ratio, y + tall / 2 + ratio / 2);
     }
-    for (const state of STATES) {
-      context.fillStyle = this.fills[state];
-      context.fill(/** @type {Path2D} */ (paths.get(state)));
-    }
-    context.fillStyle = this.colours.surface;
-    context.fill(edges);
-    context.strokeStyle = this.colours.edge;
-    context.lineWidth = 1;
-    context.stroke(frames);
-    if (this.spot) this.outline(context, this.spot, top, false);
-    if (this.pinned) this.outline(context, this.pinned, top, true);
+    this.mark();
   }
 
   /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {Spot} spot
-   * @param {number} top
-   * @param {boolean} strong
+   * An empty picture of that size, and its inks; their memory is taken anew only when the size or the colours have changed.
+   * @param {number} width
+   * @param {number} height
    */
-  outline(context, spot, top, strong) {
-    const row = this.rows[spot.row];
+  fresh(width, height) {
+    if (this.picture.width !== width || this.picture.height !== height) {
+      this.canvas.width = width;
+      this.canvas.height = height;
+      this.picture = new Picture(width, height);
+    } else this.picture.pixels.fill(0);
+    if (this.inks?.width !== width) this.inks = new Inks(this.fills.map((fill) => new Uint32Array(fill.data.buffer)), width);
+    return { picture: this.picture, inks: this.inks };
+  }
+
+  /** Show what is pointed at and what is pinned: frames over the picture, which stays as it is. */
+  mark() {
+    this.frame(this.spotted, this.spot);
+    this.frame(this.held, this.pinned);
+  }
+
+  /**
+   * @param {HTMLElement} element
+   * @param {Spot | null} spot
+   */
+  frame(element, spot) {
+    const row = spot && this.rows[spot.row];
+    element.hidden = !row;
     if (!row) return;
-    const ratio = devicePixelRatio;
     const { left, width } = this.extent(row);
     const from = spot.first ? row.ends[spot.first - 1] : 0;
-    const x = (left + from * width) * ratio;
-    const wide = Math.max(2 * ratio, (row.ends[spot.last] - from) * width * ratio);
-    context.strokeStyle = this.colours.text;
-    context.lineWidth = (strong ? 2.5 : 1.5) * ratio;
-    context.strokeRect(x, (row.y - top) * ratio, wide, row.height * ratio);
+    const wide = Math.max(2, (row.ends[spot.last] - from) * width);
+    Object.assign(element.style, { left: `${left + from * width}px`, width: `${wide}px`, top: `${row.y}px`, height: `${row.height}px` });
   }
 
   /** @param {MouseEvent} event */
@@ -231,7 +211,7 @@ export class BlockMapView {
     if (same && (spot === null) === (this.spot === null)) return;
     this.spot = spot;
     this.say();
-    this.draw();
+    this.mark();
   }
 
   /** @param {Spot | null} spot */
@@ -240,7 +220,7 @@ export class BlockMapView {
     const again = pinned && spot && pinned.row === spot.row && pinned.first === spot.first && pinned.last === spot.last;
     this.pinned = again ? null : spot;
     this.say();
-    this.draw();
+    this.mark();
   }
 
   say() {
@@ -269,9 +249,8 @@ export class BlockMapView {
       this.reveal();
     } else if (event.key === "Enter" || event.key === " ") this.pin(this.spot);
     else if (event.key === "Escape") {
-      this.pinned = null;
+      this.pin(null);
       this.point(null);
-      this.say();
     } else return;
     event.preventDefault();
     event.stopPropagation();
@@ -296,18 +275,4 @@ export class BlockMapView {
     cancelAnimationFrame(this.scheduled);
     this.space.remove();
   }
-}
-
-/**
- * Where a pixel that several blocks share lies, and how much of its height is allocated and awaiting free. Whatever is
- * there gets one device pixel at least: a tiny live block is what pins a segment.
- * @param {number[]} mixed
- * @param {number} i
- * @param {number} tall
- */
-function shares(mixed, i, tall) {
-  const [x, allocated, awaiting, free] = [mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]];
-  const sum = allocated + awaiting + free;
-  const live = allocated && Math.max(1, Math.round((tall * allocated) / sum));
-  return [x, live, awaiting && Math.max(1, Math.round((tall * awaiting) / sum))];
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** Where everything in the segment map lies: pure functions from a map to rows, and from a row to rectangles. */
+/** Where everything in the segment map lies: pure functions from a map to rows, and from a place in them to words. */
 
 import { bytes } from "./format.js";
 import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "./wire.js";
@@ -81,13 +81,14 @@ export function joined(segments, total) {
  * @returns {Entry[]}
  */
 function entriesOf(run) {
+  if (run.length === 1) return run[0].entries;
   /** @type {Entry[]} */
   const entries = [];
   run.forEach((segment, i) => {
     const before = run[i - 1];
     const missing = before ? segment.address - before.address - before.size : 0;
     if (missing > 0) entries.push({ size: missing, count: 0, state: UNMAPPED, line: "" });
-    entries.push(...segment.entries);
+    for (const entry of segment.entries) entries.push(entry);
   });
   return entries;
 }
@@ -107,7 +108,9 @@ export function arrange(map, { order, toScale, total }) {
   for (const one of runs) {
     const segment = one.run[0];
     const title = isPrivate(segment) || order === "pool" ? poolName(segment) : order === "stream" ? streamName(segment) : "";
-    groups.set(title, (groups.get(title) ?? []).concat(one));
+    const group = groups.get(title);
+    if (group) group.push(one);
+    else groups.set(title, [one]);
   }
   const titles = [...groups.keys()].sort((a, b) => Number(a.startsWith("private")) - Number(b.startsWith("private")));
   /** @type {Row[]} */
@@ -177,70 +180,6 @@ export function entryAt(row, share) {
     else high = middle;
   }
   return low;
-}
-
-/**
- * What to paint. `whole` are runs of pixels that one entry has for itself: position, width, state. `mixed` are single
- * pixels that several share, with the part of each state; nothing that is there is left out, however small.
- * @typedef {{ whole: number[], mixed: number[] }} Paint
- */
-
-/** Numbers for each item of `whole` and of `mixed`. */
-export const WHOLE_WIDTH = 3;
-export const MIXED_WIDTH = 4;
-
-/**
- * The rectangles of a row that is `width` pixels wide.
- * @param {Row} row
- * @param {number} width
- * @returns {Paint} `whole`: x, width, state; `mixed`: x, share allocated, share awaiting, share free
- */
-export function paint(row, width) {
-  /** @type {number[]} */
-  const whole = [];
-  /** @type {number[]} */
-  const mixed = [];
-  let column = -1;
-  let allocated = 0;
-  let awaiting = 0;
-  let free = 0;
-  const flush = () => {
-    if (column >= 0) mixed.push(column, allocated, awaiting, free);
-    column = -1;
-    allocated = awaiting = free = 0;
-  };
-  /** @param {number} x @param {number} share @param {number} state */
-  const add = (x, share, state) => {
-    if (share <= 0) return;
-    if (x !== column) {
-      flush();
-      column = x;
-    }
-    if (state === ALLOCATED) allocated += share;
-    else if (state === AWAITING) awaiting += share;
-    else free += share;
-  };
-  let start = 0;
-  for (let i = 0; i < row.entries.length; i++) {
-    const { state } = row.entries[i];
-    const end = row.ends[i] * width;
-    const first = Math.max(0, Math.ceil(start - 1e-6));
-    const last = Math.floor(end + 1e-6);
-    if (last > first) {
-      add(first - 1, first - start, state);
-      flush();
-      whole.push(first, last - first, state);
-      add(last, end - last, state);
-    } else if (last < first) {
-      add(last, end - start, state);
-    } else {
-      add(first - 1, first - start, state);
-      add(last, end - last, state);
-    }
-    start = end;
-  }
-  flush();
-  return { whole, mixed };
 }
 
 /** @type {Record<number, string>} */

@@ -4,7 +4,6 @@
 import { BlockMapView } from "./blockmap.js";
 import { h, write } from "./dom.js";
 import { bytes } from "./format.js";
-import { fills } from "./theme.js";
 import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "./wire.js";
 
 /** @typedef {import("./store.js").Store} Store */
@@ -80,13 +79,13 @@ export class Segments {
   recolour() {
     this.blocks.restyle();
     const ratio = devicePixelRatio;
-    const filled = fills(this.blocks.colours, ratio);
+    const filled = this.blocks.fills;
     const swatches = STATES.map(([state, name]) => {
       const canvas = h("canvas", { width: 16 * ratio, height: 10 * ratio, "aria-hidden": "true" });
       const context = canvas.getContext("2d");
-      if (context) {
-        context.fillStyle = filled[state];
-        context.fillRect(0, 0, canvas.width, canvas.height);
+      const tile = filled[state];
+      for (let x = 0; x < canvas.width; x += tile.width) {
+        for (let y = 0; y < canvas.height; y += tile.height) context?.putImageData(tile, x, y);
       }
       return h("span", {}, canvas, name);
     });

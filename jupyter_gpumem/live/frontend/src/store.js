@@ -129,7 +129,11 @@ export class Store {
   mergeHistory(rows) {
     /** @type {Map<number, Float64Array[]>} */
     const bySlot = new Map();
-    for (const row of rows) bySlot.set(slotOf(row), (bySlot.get(slotOf(row)) ?? []).concat([row]));
+    for (const row of rows) {
+      const older = bySlot.get(slotOf(row));
+      if (older) older.push(row);
+      else bySlot.set(slotOf(row), [row]);
+    }
     for (const [slot, older] of bySlot) this.history(slot).merge(older);
   }
 

@@ -1,6 +1,7 @@
 // @ts-check
 /** Colours for light and dark pages, taken from the style sheet, so that there is one place for them. */
 
+import { EDGE, FRAME } from "./pixels.js";
 import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "./wire.js";
 
 /** @typedef {Record<string, string>} Colours */
@@ -70,34 +71,37 @@ export function onThemeChange(changed) {
 }
 
 /**
- * How each state of a block is filled: by colour and by pattern, so that either alone is enough.
+ * How each state of a block is filled: by colour and by pattern, so that either alone is enough. Each is a square of pixels
+ * to be repeated.
  * @param {Colours} colours
  * @param {number} ratio device pixels for each CSS pixel
- * @returns {Record<number, string | CanvasPattern>}
+ * @returns {ImageData[]} by state
  */
 export function fills(colours, ratio) {
-  return {
-    [ALLOCATED]: colours.block,
-    [AWAITING]: pattern(colours.awaiting, colours.surface, "crossed", ratio),
-    [FREE]: pattern(colours.free, colours.edge, "striped", ratio),
-    [WHOLE]: pattern(colours.whole, colours.edge, "dotted", ratio),
-    [UNMAPPED]: pattern(colours.surface, colours.grid, "striped", ratio),
-  };
+  const found = [];
+  found[ALLOCATED] = pattern(colours.block, colours.block, "plain", ratio);
+  found[AWAITING] = pattern(colours.awaiting, colours.surface, "crossed", ratio);
+  found[FREE] = pattern(colours.free, colours.edge, "striped", ratio);
+  found[WHOLE] = pattern(colours.whole, colours.edge, "dotted", ratio);
+  found[UNMAPPED] = pattern(colours.surface, colours.grid, "striped", ratio);
+  found[EDGE] = pattern(colours.surface, colours.surface, "plain", ratio);
+  found[FRAME] = pattern(colours.edge, colours.edge, "plain", ratio);
+  return found;
 }
 
 /**
  * @param {string} ground
  * @param {string} ink
- * @param {"striped" | "crossed" | "dotted"} kind
+ * @param {"plain" | "striped" | "crossed" | "dotted"} kind
  * @param {number} ratio
- * @returns {string | CanvasPattern}
+ * @returns {ImageData}
  */
 function pattern(ground, ink, kind, ratio) {
-  const size = Math.max(4, Math.round((kind === "crossed" ? 4 : 6) * ratio));
+  const size = kind === "plain" ? 1 : Math.max(4, Math.round((kind === "crossed" ? 4 : 6) * ratio));
   const tile = document.createElement("canvas");
   tile.width = tile.height = size;
-  const context = tile.getContext("2d");
-  if (!context) return ground;
+  const context = tile.getContext("2d", { willReadFrequently: true });
+  if (!context) return new ImageData(size, size);
   context.fillStyle = ground;
   context.fillRect(0, 0, size, size);
   context.strokeStyle = context.fillStyle = ink;
@@ -105,7 +109,7 @@ function pattern(ground, ink, kind, ratio) {
   if (kind === "dotted") {
     const dot = Math.max(1, Math.round(1.2 * ratio));
     context.fillRect(Math.round(size / 2 - dot / 2), Math.round(size / 2 - dot / 2), dot, dot);
-  } else {
+  } else if (kind !== "plain") {
     context.beginPath();
     for (const offset of [-size, 0, size]) {
       context.moveTo(offset, size);
@@ -117,5 +121,5 @@ function pattern(ground, ink, kind, ratio) {
     }
     context.stroke();
   }
-  return context.createPattern(tile, "repeat") ?? ground;
+  return context.getImageData(0, 0, size, size);
 }
