@@ -1,6 +1,7 @@
 """What the live panel costs the kernel: a refresh, its message, a cell of 100,000 allocations, a map of 20,000 blocks.
 
-Runs in one real kernel, with the panel open and closed in turn, and reports medians and ratios within that run:
+Runs in one real kernel, with the panel open and closed in turn, and reports medians and ratios within that run, 95 %
+intervals beside those. One and a half minutes on an H200, two thirds of it for the allocations:
 
     python benchmarks/panel.py --json benchmarks/results/panel-h200.json
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import random
 import statistics
 import sys
 from datetime import datetime, timezone
@@ -22,7 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.kernel.client import Kernel  # noqa: E402 - found from the line above
+from jupyter_gpumem.sampler import INTERVAL  # noqa: E402 - found from the line above
+from tests.kernel.client import Kernel  # noqa: E402
+
+DRAWN = 4000
+"""Samples of a bootstrap."""
 
 PREPARE = """
 %load_ext jupyter_gpumem
@@ -52,7 +58,7 @@ REFRESH = """
 import os
 class Meter:
     def __init__(self, panel):
-        self.beats, self.sizes, self.beat, self.send = [], [], panel._heart._beat, panel._channel.send
+        self.beats, self.sent, self.beat, self.send = [], [], panel._heart._beat, panel._channel.send
         panel._heart._beat, panel._channel.send = self.timed, self.weighed
     def timed(self):
         began = time.thread_time()
@@ -60,7 +66,7 @@ class Meter:
         self.beats.append(time.thread_time() - began)
     def weighed(self, message):
         if message.content["kind"] == "samples" and not message.content.get("history"):
-            self.sizes.append(message.size + len(json.dumps(message.content)))
+            self.sent.append(message)
         self.send(message)
 def process_share(seconds):
     began = time.process_time()
@@ -74,12 +80,12 @@ panel._sampler.read_map = lambda slot: None  # maps are measured apart
 meter = Meter(panel)
 busy = process_share(SECONDS)
 live.close()
-refreshes = len(meter.sizes)
+refreshes = len(meter.sent)
 json.dumps({
     "refreshes": refreshes,
     "thread_ms": 1e3 * statistics.median(meter.beats),
     "process_ms": 1e3 * (busy - idle) * SECONDS / refreshes,
-    "message_bytes": max(meter.sizes),
+    "message_bytes": max(message.size + len(json.dumps(message.content)) for message in meter.sent),
 })
 """
 
@@ -114,7 +120,9 @@ json.dumps({
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--rounds", type=int, default=40, help="runs of the allocating cell, open and closed each")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="rounds of four allocating cells, two of them with it open"
+    )
     parser.add_argument("--seconds", type=int, default=20, help="how long refreshes are watched")
     options = parser.parse_args()
     with Kernel() as kernel:
@@ -149,27 +157,56 @@ def answer(kernel: Kernel, code: str) -> Any:
     return json.loads(ast.literal_eval(reply.result))
 
 
-def allocations(kernel: Kernel, rounds: int) -> dict[str, float]:
-    """Time the allocating cell with the panel open and closed in turn, hooks included."""
-    times: dict[str, list[float]] = {"closed": [], "open": []}
-    for number in range(2 * rounds):
-        # In pairs of changing order, so that a drift of the machine meets both alike.
-        state = ("closed", "open")[(number + number // 2) % 2]
-        kernel.run(
-            "panel = live.panel(inline=True); looked_at(panel); time.sleep(0.6)"
-            if state == "open"
-            else "time.sleep(0.6)"
-        )
-        reply = kernel.run("f()")
-        times[state].append(reply.seconds)
-        kernel.run("live.close()")
-    ratios = [a / b for a, b in zip(times["open"], times["closed"], strict=True)]
+def allocations(kernel: Kernel, rounds: int) -> dict[str, Any]:
+    """Time the allocating cell with the panel open and closed in turn, hooks included.
+
+    A round is two cells of each, and its order is turned around from round to round: a drift of the machine meets both
+    alike, and the panel is opened once for two rounds. A cell begins anywhere between two refreshes.
+    """
+    chance = random.Random(0)
+    wall: dict[str, list[float]] = {"closed": [], "open": []}
+    cpu: dict[str, list[float]] = {"closed": [], "open": []}
+    now = "closed"
+    for number in range(rounds):
+        for state in ("closed", "open") if number % 2 else ("open", "closed"):
+            if state != now:
+                kernel.run(f"{TOGGLES[state]}; time.sleep(0.3)")
+                now = state
+            times = [allocate(kernel, wait=chance.uniform(0, INTERVAL)) for _ in range(2)]
+            wall[state].append(sum(seconds for seconds, _ in times) / 2)
+            cpu[state].append(sum(seconds for _, seconds in times) / 2)
+    kernel.run(TOGGLES["closed"])
     return {
         "rounds": rounds,
-        "closed_ms": 1e3 * statistics.median(times["closed"]),
-        "open_ms": 1e3 * statistics.median(times["open"]),
-        "slower_percent": 100 * (statistics.median(ratios) - 1),
-        "standard_error_percent": 100 * statistics.stdev(ratios) / len(ratios) ** 0.5,
+        "closed_ms": 1e3 * statistics.median(wall["closed"]),
+        "open_ms": 1e3 * statistics.median(wall["open"]),
+        "slower_percent": more(wall),
+        "more_cpu_of_all_threads_percent": more(cpu),
+    }
+
+
+TOGGLES = {"open": "panel = live.panel(inline=True); looked_at(panel)", "closed": "live.close()"}
+
+
+def allocate(kernel: Kernel, *, wait: float) -> tuple[float, float]:
+    """Run the cell of 100,000 allocations; return how long the kernel was busy and what its threads took meanwhile."""
+    kernel.run(f"time.sleep({wait})")
+    reply = kernel.run("spent = time.process_time(); f(); spent = time.process_time() - spent")
+    return reply.seconds, float(kernel.value("spent"))
+
+
+def more(times: dict[str, list[float]]) -> dict[str, float]:
+    """Return by how many per cent the rounds took longer with the panel open: the median, and its 95 % interval.
+
+    The interval is a bootstrap's: of the medians of rounds drawn again and again from those there are.
+    """
+    ratios = [100 * (a / b - 1) for a, b in zip(times["open"], times["closed"], strict=True)]
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(DRAWN))
+    return {
+        "median": statistics.median(ratios),
+        "low": medians[round(0.025 * DRAWN)],
+        "high": medians[round(0.975 * DRAWN) - 1],
     }
 
 
