@@ -64,6 +64,13 @@ def test_samples_arrive_while_a_cell_runs(panel_kernel, code):
     assert samples(reply) >= 0.6 * min(due, 10)
 
 
+def test_samples_go_the_short_way_and_belong_to_the_cell_that_runs(panel_kernel):
+    """On ipykernel messages are not built anew; the client takes them, signed, for those of the cell."""
+    assert value(panel_kernel, "live.opened()._channel._post is not None") is True
+    for _ in range(2):
+        assert samples(panel_kernel.run("time.sleep(1)")) > 0
+
+
 def test_the_panel_is_shown_as_a_widget_and_a_line(panel_kernel):
     """The display has the widget, and the newest numbers for those that cannot show it; a second one is the same."""
     first, second = panel_kernel.run("%gpumem_panel"), panel_kernel.run("%gpumem_panel on --inline")
