@@ -18,6 +18,7 @@ from .devices import (
 )
 from .devices import counters as pick_counters
 from .fragments import fragmentation
+from .incidents import last_oom
 from .records import Counters, DeviceStatus, Status
 
 if TYPE_CHECKING:
@@ -57,7 +58,12 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
         if only is None:
             found = [DeviceStatus(device, None, memory) for device, memory in uninitialised_cards()]
     return Status(
-        tuple(found), settings, versions(), missing, {key: sources[key] for key in settings if key in sources}
+        tuple(found),
+        settings,
+        versions(),
+        missing,
+        {key: sources[key] for key in settings if key in sources},
+        last_oom(),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_gpumem import devices
+from jupyter_gpumem import devices, incidents
 from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.devices.interception import MARK
 from jupyter_gpumem.ledger import LEDGER
@@ -54,6 +54,7 @@ def _nothing_left_behind() -> Iterator[None]:
     """Assert after every test that the process is as it was."""
     yield
     devices.find_context_again()  # a test that lost it did so on purpose, and the process goes on
+    incidents.forget_oom()
     assert _leftovers() == []
 
 

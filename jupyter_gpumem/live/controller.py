@@ -21,7 +21,7 @@ from .wire import SAMPLES, Message, pack_map
 
 if TYPE_CHECKING:
     from jupyter_gpumem.pacing import Clock
-    from jupyter_gpumem.records import Measurement
+    from jupyter_gpumem.records import Measurement, OomExplanation
 
 CHUNK = 4096
 """Rows of older samples in one message: 320 KiB, below what servers let pass in a second."""
@@ -153,6 +153,12 @@ class Panel:
         self._sampler.want_map()
         if placement.in_colab():
             self._flush(self._sampler.read(), self._sampler.now())
+
+    def explained(self, explanation: OomExplanation) -> None:
+        """The cell that has just ended ran out of memory: show why."""
+        span = self._spans.explained(explanation)
+        if span is not None:
+            self._post(_cells([span]))
 
     # What the browser says (on the main thread, or on one that serves comms)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_gpumem.records import Measurement
+    from jupyter_gpumem.records import Measurement, OomExplanation
 
 KEPT = 200
 """Cells that are remembered."""
@@ -50,6 +50,15 @@ class Spans:
             ended = span | {"end": self._now()} | (_cost(measurement) if measurement is not None else {})
             self._spans[self._spans.index(span)] = ended
             return ended
+
+    def explained(self, explanation: OomExplanation) -> dict[str, Any] | None:
+        """Note why the cell that ended last ran out of memory; `None` if a cell runs, or none was seen."""
+        with self._lock:
+            if self._running is not None or not self._spans:
+                return None
+            reason = {name: getattr(explanation, name) for name in ("device", "verdict", "sentence")}
+            self._spans[-1] = self._spans[-1] | {"oom": reason}
+            return self._spans[-1]
 
     def all(self) -> list[dict[str, Any]]:
         """Return every cell that is remembered, oldest first."""

@@ -184,7 +184,7 @@ class CellWatch:
         if ended.options is None:
             self._show_line(measurement)
         else:
-            _work().deliver(self._session, ended.options, measurement)
+            _work().deliver(self._session, ended.options, measurement, error)
 
     def _inside_a_cell(self, *, itself: bool = False) -> bool:
         """Whether another cell encloses the one at hand, which is itself running already or not yet.

@@ -6,16 +6,22 @@ The traceback itself is IPython's, and stays as it is; nothing is done while it 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .cells import open_panel
+
 if TYPE_CHECKING:
     import argparse
 
-    from jupyter_gpumem.records import OomExplanation, Record
+    from jupyter_gpumem.records import Measurement, OomExplanation, Record, Series
 
     from .session import Session
+
+_STORED = "gpumem_stored"
+"""The attribute of an error that says where the result of the code that it ended was stored."""
 
 
 class ErrorWatch:
@@ -23,12 +29,10 @@ class ErrorWatch:
 
     Attributes:
         free: whether the frames of a cell that failed are released at once.
-        last: the explanation that was made last, or `None`.
     """
 
     def __init__(self, session: Session) -> None:
         self.free = False
-        self.last: OomExplanation | None = None
         self._session = session
 
     def load(self) -> None:
@@ -38,12 +42,16 @@ class ErrorWatch:
         events.register("post_run_cell", self._after)
 
     def unload(self) -> None:
-        """Remove them, and give `%debug` back."""
+        """Remove them, give `%debug` back, and forget the last explanation and what it was made from."""
         events = self._session.shell.events
         events.unregister("pre_run_cell", self._before)
         events.unregister("post_run_cell", self._after)
         if notebook := sys.modules.get("jupyter_gpumem.notebook"):
             notebook.restore_debug(self._session.shell)
+        if observer := sys.modules.get("jupyter_gpumem.oom.observer"):
+            observer.forget()
+        if incidents := sys.modules.get("jupyter_gpumem.incidents"):
+            incidents.forget_oom()
 
     def _before(self, info: Any) -> None:  # noqa: ARG002
         """See to it that the state is kept when memory runs out in the cell. On `pre_run_cell`."""
@@ -57,7 +65,7 @@ class ErrorWatch:
         error = None if result is None else result.error_in_exec
         if error is None or "torch" not in sys.modules:
             return
-        self._look_at(error)
+        self._look_at(error, result.execution_count if result.info.store_history else None)
         if self.free:
             from jupyter_gpumem.letting_go import free
             from jupyter_gpumem.notebook import Notebook
@@ -65,8 +73,13 @@ class ErrorWatch:
             # ipykernel still needs the error for its reply, but not the frames.
             free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
 
-    def _look_at(self, error: BaseException) -> None:
+    def stored(self, error: BaseException, name: str, record: Record) -> None:
+        """Note that what an error ended was measured, and under which name the user has the result."""
+        setattr(error, _STORED, (name, record))
+
+    def _look_at(self, error: BaseException, cell: int | None) -> None:
         from jupyter_gpumem import devices, oom
+        from jupyter_gpumem.incidents import note_oom
 
         lost = oom.lost(error)
         if lost is not None:
@@ -74,9 +87,37 @@ class ErrorWatch:
             text = devices.lost_context() or ""
             self._session.show_text(f"{text[0].upper()}{text[1:]}.")
             return
-        if oom.explained(error) is None and (found := oom.explain_oom(error)) is not None:
-            self.last = found
+        shown = oom.explained(error) is not None
+        found = oom.explain_oom(error)
+        if found is None:
+            return
+        note_oom(found, cell)
+        if not shown:
             self._session.show(found)
+        self._hand_on(error, found)
+
+    def _hand_on(self, error: BaseException, found: OomExplanation) -> None:
+        """Give the explanation to the panel, and to the stored result of what failed. Its report stands above already.
+
+        A result that is shown right above the explanation need not say the same.
+        """
+        from jupyter_gpumem.notebook import chained
+
+        if panel := open_panel():
+            panel.explained(found)
+        for one in chained(error):
+            name, record = vars(one).pop(_STORED, (None, None))
+            if name is not None and self._session.shell.user_ns.get(name) is record:
+                self._session.shell.push({name: _with_reason(record, found)})  # type: ignore[no-untyped-call]
+
+
+def _with_reason(record: Measurement | Series, found: OomExplanation) -> Record:
+    """Return a result that says why memory ran out in it; of several runs, in the last one."""
+    from jupyter_gpumem.records import Series
+
+    if isinstance(record, Series):
+        return Series((*record.runs[:-1], replace(record.runs[-1], oom=found)))
+    return replace(record, oom=found)
 
 
 def explain(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Record | None:  # noqa: ARG001
@@ -85,8 +126,11 @@ def explain(session: Session, options: argparse.Namespace, local_ns: dict[str, A
     Raises:
         UnavailableError: nothing has run out of memory.
     """
+    from jupyter_gpumem.incidents import last_oom
+
     from .gpumem import deliver
 
-    if session.errors.last is None:
+    last = last_oom()
+    if last is None:
         raise UnavailableError("there was no out-of-memory error in this session; it is explained when there is one")
-    return deliver(session, options, session.errors.last)
+    return deliver(session, options, last.explanation)

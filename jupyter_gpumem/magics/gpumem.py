@@ -77,26 +77,29 @@ def _measured(
     run = prepare(session.shell, code, local_ns, number=session.cells.number(), above=above)
     runs = []
     value = None
+    failure: BaseException | None = None
     record: Record
     try:
         for number in range(1, (options.repeat or 1) + 1):
             value = None  # so that a run never overlaps with the result of the one before
             measure = Measure(devices=options.device)
-            failure: type[BaseException] | None = None
             measure.start()
             try:
                 value = run()
                 if options.output or options.repeat is not None:
                     value = None  # nobody gets it: what it holds does not stay
             except BaseException as error:
-                failure = type(error)
+                failure = error
                 raise
             finally:
-                result = measure.stop(failure)
+                result = measure.stop(None if failure is None else type(failure))
                 runs.append(result if options.repeat is None else replace(result, repeat=(number, options.repeat)))
     finally:
         record = runs[0] if options.repeat is None else Series(tuple(runs))
-        returned = deliver(session, options, record)
+        try:
+            returned = deliver(session, options, record, failure)
+        finally:
+            failure = None  # the error refers to this very frame
     return returned if options.output else value if options.repeat is None else None
 
 
@@ -111,10 +114,14 @@ def lines_above_call(session: Session) -> int:
     return 0
 
 
-def deliver(session: Session, options: argparse.Namespace, record: Record) -> Record | None:
-    """Store, show or return a result, as the options say."""
+def deliver(
+    session: Session, options: argparse.Namespace, record: Record, error: BaseException | None = None
+) -> Record | None:
+    """Store, show or return a result, as the options say; `error` is what ended the measured code."""
     if options.variable is not None:
         session.shell.push({options.variable: record})  # type: ignore[no-untyped-call]
+        if error is not None:
+            session.errors.stored(error, options.variable, record)
     return session.deliver(options, record)
 
 

@@ -10,6 +10,7 @@ from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import GpumemError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
 from jupyter_gpumem.holding import Survey, survey
+from jupyter_gpumem.incidents import note_oom
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.recorder import RECORDER
 from jupyter_gpumem.records import Holder, OomExplanation, OomText
@@ -52,7 +53,8 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
     """Return why memory ran out and what would help here; `None` if an error is not about memory.
 
     The state is what PyTorch's allocator had when it failed, where that was kept: in a notebook with the extension, and
-    inside `gm.retry_on_oom`. Otherwise it is what there is now, or what the text says. The error keeps the result.
+    inside `gm.retry_on_oom`. Otherwise it is what there is now, or what the text says. The error keeps the result, and
+    `gm.status()` names the last one.
 
     Args:
         error: the error, one that was raised from it, or its text; the last error of the session if `None`.
@@ -75,6 +77,7 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
     if known is None:
         known = _explain(text, _state(text), cause)
         setattr(cause, _ATTRIBUTE, known)
+        note_oom(known)
     return known
 
 

@@ -16,7 +16,7 @@ from .audited import Audit, DeviceAudit, PoolAudit
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
-from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomText, Trial
+from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomIncident, OomText, Trial
 from .predicted import BatchSearch, Fit, PredictedUse, Prediction
 from .state import DeviceStatus, Fragmentation, RecorderStatus, Status, VirtualCard, VirtualStatus
 
@@ -46,6 +46,7 @@ __all__ = [
     "Measurement",
     "OomAction",
     "OomExplanation",
+    "OomIncident",
     "OomText",
     "Pin",
     "PoolAudit",

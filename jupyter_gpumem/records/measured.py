@@ -10,6 +10,8 @@ from .base import Counters, Device, DriverMemory, Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .oom import OomExplanation
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage(Record):
@@ -130,6 +132,7 @@ class Measurement(Record):
         error: the type of the exception that ended it, or `None`.
         missing: why no device could be read, in one sentence, or `None`.
         repeat: which repetition this is, starting at 1, and of how many: `(2, 5)`; `None` without repetitions.
+        oom: why memory ran out, if that is what ended a cell or a statement that a magic measured.
     """
 
     _derived = ("peak_allocated",)
@@ -141,6 +144,7 @@ class Measurement(Record):
     error: str | None = None
     missing: str | None = None
     repeat: tuple[int, int] | None = None
+    oom: OomExplanation | None = None
 
     @property
     def peak_allocated(self) -> int | None:

@@ -93,6 +93,21 @@ class OomExplanation(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class OomIncident(Record):
+    """An out-of-memory error of this process, with its explanation.
+
+    Attributes:
+        explanation: why memory ran out.
+        time: when it was explained, in seconds since 1970.
+        cell: the number of the notebook's cell that failed, or `None`.
+    """
+
+    explanation: OomExplanation
+    time: float
+    cell: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FailedAttempt(Record):
     """An attempt that ran out of memory and was cleared away.
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .base import Counters, Device, DriverMemory, Record
+
+if TYPE_CHECKING:
+    from .oom import OomIncident
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Status(Record):
         versions: the versions that matter to these numbers, such as `{"torch": "2.13.0", "cuda": "13.0"}`.
         missing: why nothing can be said, in one sentence, or `None`.
         sources: where each of the settings comes from: an environment variable, or `this session`.
+        last_oom: the last out-of-memory error of this process that was explained, or `None`.
     """
 
     devices: tuple[DeviceStatus, ...]
@@ -97,6 +102,7 @@ class Status(Record):
     versions: dict[str, str]
     missing: str | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    last_oom: OomIncident | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import MiB, format_bytes, format_delta, format_seconds
@@ -11,7 +12,7 @@ from .sheet import Sheet, about_virtual
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyter_gpumem.records import DeviceUsage, Measurement, Series
+    from jupyter_gpumem.records import DeviceUsage, Measurement, OomExplanation, Series
 
 _NOTABLE_OUTSIDE = 16 * MiB
 """Changes of a process outside PyTorch, or of other processes, below this are not worth a sentence."""
@@ -23,14 +24,24 @@ _MOST_ROWS = 25
 def measurement_sheets(result: Measurement) -> list[Sheet]:
     """Return one sheet for each device that changed; for the only device also when it did not."""
     shown = [usage for usage in result.devices if usage.changed] or list(result.devices[:1])
-    if not shown:
-        return [Sheet(_heading(result), notes=(f"GPU memory not measured: {result.missing}.",))]
     sheets = [_usage_sheet(result, usage) for usage in shown]
+    if not shown:
+        sheets = [Sheet(_heading(result), notes=(f"GPU memory not measured: {result.missing}.",))]
+    if result.oom is not None:
+        at = next((n for n, usage in enumerate(shown) if usage.device.label == result.oom.device), -1)
+        sheets[at] = _with_note(sheets[at], _reason(result.oom))
     untouched = len(result.devices) - len(shown)
     if untouched:
-        note = f"{untouched} other device{'s' if untouched > 1 else ''} unchanged."
-        sheets[-1] = Sheet(sheets[-1].heading, sheets[-1].columns, sheets[-1].rows, (*sheets[-1].notes, note))
+        sheets[-1] = _with_note(sheets[-1], f"{untouched} other device{'s' if untouched > 1 else ''} unchanged.")
     return sheets
+
+
+def _with_note(sheet: Sheet, note: str) -> Sheet:
+    return replace(sheet, notes=(*sheet.notes, note))
+
+
+def _reason(oom: OomExplanation) -> str:
+    return f"Why memory ran out: {oom.sentence}."
 
 
 def _heading(result: Measurement) -> tuple[str, ...]:
@@ -175,7 +186,8 @@ def series_sheets(series: Series) -> list[Sheet]:
             )
         heading = (label, *([device.name] if device.name else []), _count(len(series.runs), what))
         first = _first_run_note(peaks) if what == "run" else ()
-        sheets.append(Sheet(heading, columns, _elided(rows), (*first, *about_virtual(device))))
+        reasons = [_reason(run.oom) for run in series.runs if run.oom is not None and run.oom.device in {None, label}]
+        sheets.append(Sheet(heading, columns, _elided(rows), (*first, *reasons, *about_virtual(device))))
     return sheets
 
 

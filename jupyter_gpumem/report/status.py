@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import format_bytes
@@ -9,7 +11,7 @@ from jupyter_gpumem.units import format_bytes
 from .sheet import Sheet, about_virtual, sentence
 
 if TYPE_CHECKING:
-    from jupyter_gpumem.records import DeviceStatus, Status
+    from jupyter_gpumem.records import DeviceStatus, OomIncident, Status
 
 
 def status_sheets(status: Status) -> list[Sheet]:
@@ -20,7 +22,20 @@ def status_sheets(status: Status) -> list[Sheet]:
             sheets.insert(0, Sheet((sentence(status.missing),), notes=("The cards as the driver numbers them:",)))
         else:
             sheets = [Sheet((sentence(status.missing),))]
+    if status.last_oom is not None:
+        device = status.last_oom.explanation.device
+        at = next((n for n, one in enumerate(status.devices) if one.counters and one.device.label == device), -1)
+        sheets[at] = replace(sheets[at], notes=(*sheets[at].notes, _incident(status.last_oom)))
     return sheets
+
+
+def _incident(last: OomIncident) -> str:
+    """Return in two sentences what the last out-of-memory error was."""
+    when = time.strftime("%H:%M:%S", time.localtime(last.time))
+    where, more = f"at {when}", "last_oom.explanation of this result shows it whole"
+    if last.cell is not None:
+        where, more = f"in cell [{last.cell}] {where}", "%gpumem_oom shows it whole"
+    return f"The last out-of-memory error, {where}: {last.explanation.sentence}; {more}."
 
 
 def _device_sheet(status: Status, one: DeviceStatus) -> Sheet:

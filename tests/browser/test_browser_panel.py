@@ -51,6 +51,19 @@ def test_panel_shows_a_virtual_gpu(lab):
     assert held >= sum(range(2, 30, 2)) * 2**20
     assert lab.page.locator(".jp-OutputArea-output", has_text=f"holds {held}.").count() == 1
     assert lab.value("store.cells.at(-1).error") == "OutOfMemoryError"
+    lab.wait_for_value("store.cells.at(-1).oom")
+    sentence = lab.value("store.cells.at(-1).oom.sentence")
+    assert sentence.startswith("One request of 60.00 GiB on a card of 39.39 GiB")
+    why = lab.page.locator(".jupyterlab-sidecar .gm-why")
+    assert why.inner_text() == f"[4] {sentence}."
+    assert lab.value("store.marks(0, 1e12).map(m => m.verdict)") == ["absurd request"]
+    width = "document.querySelector('.jupyterlab-sidecar .gpumem').parentElement.style.width = '{}'"
+    lab.page.evaluate(width.format("300px"))
+    lab.wait_for_value("view.readings.chart.plot.width <= 290")
+    assert lab.value("view.body.scrollWidth <= view.body.clientWidth")
+    assert why.bounding_box()["height"] <= 36
+    assert why.get_attribute("title") == f"[4] {sentence}."
+    lab.page.evaluate(width.format(""))
 
 
 def test_docked_panel_folds_the_inline_one(lab):

@@ -29,6 +29,54 @@ test("a cell runs until its end is known, also when it is told twice", () => {
   assert.equal(store.cells.length, 1);
 });
 
+const oom = { device: "cuda:0", verdict: "too much", sentence: "Too much for the card" };
+const DEVICES = [{ label: "cuda:0" }, { label: "cuda:1" }];
+
+test("why a cell ran out of memory comes after its end", () => {
+  const store = new Store(0.25);
+  store.receive({ ...STATE, devices: DEVICES }, []);
+  store.receive({ kind: "samples" }, [packed(row(4))]);
+  store.receive({ kind: "cells", cells: [{ number: 3, start: 1, end: 2, error: "OutOfMemoryError" }] }, []);
+  assert.equal(store.explainedAt(1.5), null);
+  store.receive({ kind: "cells", cells: [{ number: 3, start: 1, end: 2, error: "OutOfMemoryError", oom }] }, []);
+  assert.equal(store.cells.length, 1);
+  assert.equal(store.explainedAt(1.5).oom.sentence, "Too much for the card");
+  assert.equal(store.explainedAt(null).number, 3);
+});
+
+test("the reason is that of the cell under the pointer, else of the latest in the picture, on its own device", () => {
+  const store = new Store(0.25);
+  store.receive({ ...STATE, devices: DEVICES }, []);
+  store.receive({ kind: "samples" }, [packed(row(100), row(100, { slot: 1 }))]);
+  const cell = (number, start, more) => ({ number, start, end: start + 5, ...more });
+  const cells = [cell(1, 10, { oom }), cell(2, 20), cell(3, 30, { oom }), cell(4, 40, { oom: { ...oom, device: "cuda:1" } })];
+  store.receive({ kind: "cells", cells }, []);
+  const numbers = [null, 12, 15.2, 22, 33, 42].map((time) => store.explainedAt(time).number);
+  assert.deepEqual(numbers, [3, 1, 1, 3, 3, 3]);
+  assert.equal(store.cellAt(15.2).number, 1); // its error shows in the sample after its end
+  assert.equal(store.cellAt(25.2), null);
+  store.set({ zoom: [19, 28] });
+  assert.equal(store.explainedAt(null), null);
+  store.set({ slot: 1, zoom: null });
+  assert.equal(store.explainedAt(null).number, 4);
+  cells.push(cell(5, 50, { oom: { ...oom, device: null } }));
+  store.receive({ kind: "cells", cells }, []);
+  assert.equal(store.explainedAt(null).number, 5);
+});
+
+test("the mark of the error that ended a cell says why, those of errors that were handled do not", () => {
+  const store = new Store(0.25);
+  store.receive({ ...STATE, devices: DEVICES }, []);
+  store.receive({ kind: "samples" }, [packed(row(1), row(2, { ooms: 1 }), row(3, { ooms: 2 }), row(9, { ooms: 3 }))]);
+  const verdicts = () => store.marks(0, 10).map((mark) => mark.verdict ?? null);
+  store.receive({ kind: "cells", cells: [{ number: 1, start: 0.5, end: 2.9, oom }] }, []);
+  assert.deepEqual(verdicts(), [null, "too much", null]);
+  store.receive({ kind: "cells", cells: [{ number: 1, start: 0.5, end: 7, oom }] }, []);
+  assert.deepEqual(verdicts(), [null, "too much", null]);
+  store.receive({ kind: "cells", cells: [{ number: 1, start: 0.5, end: 7 }] }, []);
+  assert.deepEqual(verdicts(), [null, null, null]);
+});
+
 test("an answer ends the waiting of its own request only", () => {
   const store = new Store(0.25);
   store.pending.set("empty", "a").set("audit", "b");

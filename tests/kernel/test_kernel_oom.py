@@ -48,6 +48,22 @@ def test_an_explanation_is_shown_once(virtual):
     virtual.run("del kept\n%gpumem_free -q")
 
 
+def test_the_same_explanation_everywhere(virtual):
+    """The report of the cell, its stored result and the status speak of the error that is explained below it."""
+    reply = virtual.run("%%gpumem -v cost\nshare(2)")
+    assert reply.status == "error"
+    report, below = (" ".join(shown["text/plain"].split()) for shown in reply.displays)
+    sentence = value(virtual, "cost.oom.sentence")
+    assert (report.count(sentence), below.count(sentence)) == (0, 1)
+    cell = reply.content["execution_count"]
+    (status,) = virtual.run("%gpumem", store_history=False).displays
+    text = " ".join(status["text/plain"].split())
+    assert f"The last out-of-memory error, in cell [{cell}] at " in text
+    assert f": {sentence}; %gpumem_oom shows it whole." in text
+    assert f"in cell [{cell}] at" in status["text/html"]
+    virtual.run("del cost\n%gpumem_free -q", store_history=False)
+
+
 @pytest.mark.parametrize("name", BATCHES)
 def test_batch_size_equals_that_of_trying_all(virtual, name):
     """The largest batch size is exactly the one that trying every size gives."""

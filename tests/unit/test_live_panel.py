@@ -19,10 +19,21 @@ from jupyter_gpumem.live.controller import CHUNK, LOST, Panel
 from jupyter_gpumem.live.spans import KEPT, Spans
 from jupyter_gpumem.measurement import Measure
 from jupyter_gpumem.pacing import Clock
+from jupyter_gpumem.records import OomExplanation, OomText
 from jupyter_gpumem.sampler import ROW
 from tests.model_backend import ModelBackend
 
 MiB = 2**20
+REASON = OomExplanation(
+    verdict="too much",
+    sentence="Too much <b>for</b> the card",
+    text=OomText("allocator", "cuda", 20 * MiB),
+    device="cuda:0",
+    evidence=(),
+    details=(),
+    actions=(),
+    seen="when it happened",
+)
 
 
 class Steps(Clock):
@@ -207,6 +218,24 @@ def test_cells_carry_what_they_cost(driven, gpu):
     assert span["number"] == 7
     assert span["error"] == "ValueError"
     assert span["devices"] == {"fake:0": {"peak": 40 * MiB, "over": 40 * MiB, "stays": MiB, "exact": True}}
+
+
+def test_a_cell_that_ran_out_of_memory_carries_the_reason(driven):
+    """Why memory ran out comes after the end of the cell, with the parts of the record that the browser shows."""
+    driven.panel.explained(REASON)  # no cell was seen
+    driven.panel.began(7)
+    driven.panel.explained(REASON)  # a cell inside the one that runs
+    driven.panel.ended()
+    hello(driven)
+    driven.pipe.sent.clear()
+    driven.panel.explained(REASON)
+    driven.step()
+    (message,) = [message for message in driven.pipe.sent if message.content["kind"] == "cells"]
+    assert driven.panel._spans.all() == message.content["cells"]
+    (span,) = message.content["cells"]
+    assert span["oom"] == {"device": "cuda:0", "verdict": "too much", "sentence": "Too much <b>for</b> the card"}
+    assert span["end"] is not None
+    json.dumps(message.content)
 
 
 def test_cells_are_bounded():

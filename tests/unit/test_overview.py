@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import jupyter_gpumem as gm
-from jupyter_gpumem import devices, overview
+from jupyter_gpumem import devices, incidents, overview
 from jupyter_gpumem.devices import naming
 from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.errors import DeviceNotFoundError
@@ -150,6 +152,25 @@ def test_a_machine_without_gpu_says_why(monkeypatch):
     found = status()
     assert (found.devices, found.settings) == ((), {})
     assert str(found) == "This PyTorch (2.99) is built without GPU support."
+
+
+def test_the_last_out_of_memory_error_is_in_the_status(fake):
+    """The last error that was explained, with its cell once that is known, as text and as JSON."""
+    error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 16.00 MiB")
+    gm.explain_oom("CUDA out of memory. Tried to allocate 20.00 MiB")  # a text is no error of this process
+    assert status().last_oom is None
+    found = gm.explain_oom(error)
+    last = status().last_oom
+    assert (last.explanation, last.cell) == (found, None)
+    assert found.sentence in " ".join(str(status()).split())
+    incidents.note_oom(found, 7)
+    incidents.note_oom(found, 8)  # raised again by a later cell: it still happened in the first
+    assert status().last_oom == incidents.OomIncident(found, last.time, 7)
+    plain = json.loads(json.dumps(status().to_dict()))["last_oom"]
+    assert (plain["cell"], plain["explanation"]["sentence"]) == (7, found.sentence)
+    assert gm.explain_oom(error) is found
+    incidents.forget_oom()
+    assert status().last_oom is None
 
 
 def test_asking_changes_nothing(fake):

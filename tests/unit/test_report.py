@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -20,6 +21,9 @@ from jupyter_gpumem.records import (
     DriverMemory,
     Fragmentation,
     Measurement,
+    OomExplanation,
+    OomIncident,
+    OomText,
     Series,
     Status,
 )
@@ -84,6 +88,16 @@ MPS = usage(
     peak_allocated=None,
     peak_reserved=None,
 )
+REASON = OomExplanation(
+    verdict="too much",
+    sentence="Too much for the card: 128.00 GiB are allocated, and 10.00 GiB were missing for 20.00 GiB",
+    text=OomText("allocator", "cuda", 20 * GiB),
+    device="cuda:0",
+    evidence=(),
+    details=(),
+    actions=(),
+    seen="when it happened",
+)
 MEASURED = {
     "changed": result(usage()),
     "labelled": result(usage(), label="training step", rss_delta=300 * MiB),
@@ -103,6 +117,8 @@ MEASURED = {
     "unchanged_out_of_memory": result(
         replace(idle(), end=counters(2 * GiB, 2 * GiB, 10, retries=1, ooms=1)), error="OutOfMemoryError"
     ),
+    "out_of_memory_explained": result(OOM, usage(A100), idle(APPLE), error="OutOfMemoryError", oom=REASON),
+    "not_measured_explained": result(missing="torch was not imported", error="RuntimeError", oom=REASON),
     "retries": result(usage(end=counters(2 * GiB + 512 * MiB, 6 * GiB, 500, retries=5, ooms=2))),
     "first_use": result(FRESH),
     "other_processes": result(
@@ -130,6 +146,7 @@ def runs(*peaks, labels=None, device=H200):
 
 FAILED = Series((*runs(3 * GiB).runs, replace(runs(GiB).runs[0], error="OutOfMemoryError")))
 SERIES = {
+    "repeats_explained": Series((*FAILED.runs[:-1], replace(FAILED.runs[-1], oom=REASON))),
     "repeats": runs(3 * GiB, 3 * GiB, 3 * GiB),
     "repeats_first_heavier": runs(4 * GiB, 3 * GiB, 3 * GiB - MiB),
     "repeats_failed": FAILED,
@@ -164,6 +181,14 @@ STATUS = {
         "this process has not used a GPU yet",
     ),
     "status_without_gpu": Status((), {}, {}, "this PyTorch (2.13.0+cpu) is built without GPU support"),
+}
+AFTERNOON = time.mktime((2026, 3, 1, 14, 3, 12, 0, 0, -1))
+STATUS |= {
+    "status_after_oom": replace(STATUS["status_several"], last_oom=OomIncident(REASON, AFTERNOON, 7)),
+    "status_after_oom_in_script": replace(STATUS["status_several"], last_oom=OomIncident(REASON, AFTERNOON)),
+    "status_after_oom_elsewhere": replace(
+        STATUS["status_without_gpu"], last_oom=OomIncident(replace(REASON, device=None), AFTERNOON, 7)
+    ),
 }
 SHOWN = MEASURED | SERIES | STATUS
 
@@ -268,6 +293,8 @@ def test_names_are_escaped():
         Series((result(usage(device), label=EVIL),)),
         Status((DeviceStatus(device, NOW, None),), {EVIL: EVIL}, {}),
         Status((), {}, {}, EVIL),
+        result(usage(device), oom=replace(REASON, sentence=EVIL)),
+        replace(STATUS["status"], last_oom=OomIncident(replace(REASON, sentence=EVIL), AFTERNOON)),
     ):
         html = record._repr_html_()
         assert "<img" not in html

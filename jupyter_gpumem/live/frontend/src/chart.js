@@ -223,7 +223,7 @@ export class Chart {
     ctx.lineWidth = 1.5 * ratio;
     /** Where the next label of each kind has room: they have a line each. */
     const free = { oom: -Infinity, retry: -Infinity };
-    for (const mark of this.store.shown.marks(start, end)) {
+    for (const mark of this.store.marks(start, end)) {
       const x = Math.round(u.valToPos(mark.time, "x", true));
       const oom = mark.kind === "oom";
       ctx.strokeStyle = ctx.fillStyle = oom ? this.colours.oom : this.colours.retry;
@@ -232,8 +232,12 @@ export class Chart {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const text = `${oom ? "OOM" : "flush"}${mark.amount > 1 ? ` ×${mark.amount}` : ""}`;
-      const width = ctx.measureText(text).width + 6 * ratio;
+      const short = `${oom ? "OOM" : "flush"}${mark.amount > 1 ? ` ×${mark.amount}` : ""}`;
+      const widthOf = (/** @type {string} */ words) => ctx.measureText(words).width + 6 * ratio;
+      const whole = mark.verdict ? `${short}: ${mark.verdict}` : short;
+      const room = Math.max(x - bbox.left, bbox.left + bbox.width - x);
+      const text = widthOf(whole) <= room ? whole : short;
+      const width = widthOf(text);
       const left = x + width > bbox.left + bbox.width ? x - width : x;
       if (left >= free[mark.kind]) {
         const top = bbox.top + (oom ? 0 : 15 * ratio);

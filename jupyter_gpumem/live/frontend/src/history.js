@@ -18,7 +18,7 @@ const WIDTH = COLUMNS.length;
 /** @type {Record<string, number>} */
 const AT = Object.fromEntries(COLUMNS.map((name, index) => [name, index]));
 
-/** @typedef {{ time: number, kind: "oom" | "retry", amount: number }} Mark */
+/** @typedef {{ time: number, kind: "oom" | "retry", amount: number, verdict?: string }} Mark */
 
 export class History {
   /** @param {number} capacity rows; an hour at 4 Hz by default */

@@ -53,6 +53,7 @@ export class Readings {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event),
       ondblclick: () => store.set({ zoom: null }),
     });
+    this.why = h("p", { class: "gm-why", hidden: true });
     this.windows = h("div", { class: "gm-choice", role: "group", "aria-label": "Window" });
     for (const seconds of WINDOWS) {
       const text = seconds < 60 ? `${seconds} s` : seconds < 3600 ? `${seconds / 60} min` : `${seconds / 3600} h`;
@@ -135,6 +136,11 @@ export class Readings {
     const text = at === null ? this.now() : this.then(data[0][at] ?? 0);
     write(this.when, text);
     this.when.title = text;
+    const failed = store.explainedAt(at === null ? null : data[0][at]);
+    const why = failed?.oom ? `[${failed.number}] ${failed.oom.sentence}.` : "";
+    write(this.why, why);
+    this.why.title = why;
+    this.why.hidden = !why;
   }
 
   now() {
@@ -145,7 +151,7 @@ export class Readings {
 
   /** @param {number} time */
   then(time) {
-    const cell = this.store.cells.find((one) => one.start <= time && (one.end ?? Infinity) >= time);
+    const cell = this.store.cellAt(time);
     if (!cell) return `at ${clock(time)}`;
     const cost = cell.devices?.[this.store.device?.label ?? ""];
     const numbers = cost ? ` · peak ${bytes(cost.peak)} (${delta(cost.over)}), stays ${delta(cost.stays)}` : "";

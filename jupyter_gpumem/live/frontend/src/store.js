@@ -142,7 +142,7 @@ export class Store {
     for (const cell of cells) {
       const known = this.cells.findIndex((one) => one.start === cell.start);
       if (known < 0) this.cells.push(cell);
-      else if (this.cells[known].end === null) this.cells[known] = cell;
+      else if (cell.end !== null) this.cells[known] = cell; // also later: why it ran out of memory comes last
     }
     this.cells.sort((a, b) => a.start - b.start);
     this.cells.splice(0, this.cells.length - 400);
@@ -161,6 +161,58 @@ export class Store {
   /** The newest map of the device that is shown. */
   get map() {
     return this.maps.get(this.settings.slot) ?? null;
+  }
+
+  /**
+   * The cell that ran at a time, or that had run out of memory just before: its error shows in the next sample.
+   * @param {number} time
+   */
+  cellAt(time) {
+    const before = this.cells.filter((cell) => cell.start <= time);
+    const cell = before[before.length - 1];
+    if (!cell) return null;
+    return (cell.end ?? Infinity) + (this.ranOut(cell) ? this.gap : 0) >= time ? cell : null;
+  }
+
+  /**
+   * The cell whose lack of memory is to be explained: the one at a time, or else the latest in the picture.
+   * @param {number | null} time
+   * @returns {Cell | null}
+   */
+  explainedAt(time) {
+    const cell = time === null ? null : this.cellAt(time);
+    if (cell && this.ranOut(cell)) return cell;
+    const [start, end] = this.range;
+    const found = this.cells.filter((one) => this.ranOut(one) && one.start <= end && (one.end ?? Infinity) >= start);
+    return found[found.length - 1] ?? null;
+  }
+
+  /**
+   * Whether a cell ran out of the memory of the device that is shown.
+   * @param {Cell} cell
+   */
+  ranOut(cell) {
+    return cell.oom !== undefined && (cell.oom.device === null || cell.oom.device === this.device?.label);
+  }
+
+  /**
+   * Out-of-memory errors and cache flushes of the device that is shown; one that ended a cell with the reason.
+   * @param {number} start
+   * @param {number} end
+   */
+  marks(start, end) {
+    const marks = this.shown.marks(start, end);
+    const errors = marks.filter((mark) => mark.kind === "oom");
+    for (const cell of this.cells) {
+      if (!this.ranOut(cell) || cell.end === null) continue;
+      const [from, until] = [cell.start, cell.end];
+      // The counter is read after the cell has ended, unless the error was handled for a while.
+      const after = errors.find((mark) => mark.time >= until && mark.time <= until + this.gap);
+      const inside = errors.filter((mark) => mark.time >= from && mark.time < until);
+      const mark = after ?? inside[inside.length - 1];
+      if (mark) mark.verdict = cell.oom?.verdict;
+    }
+    return marks;
   }
 
   /**

@@ -33,12 +33,20 @@ export interface CellCost {
   exact: boolean;
 }
 
+/** Why a cell ran out of memory: parts of an `OomExplanation`. */
+export interface Reason {
+  device: string | null;
+  verdict: string;
+  sentence: string;
+}
+
 export interface Cell {
   number: number;
   start: number;
   end: number | null;
   error?: string | null;
   devices?: Record<string, CellCost>;
+  oom?: Reason;
 }
 
 export interface Summary {

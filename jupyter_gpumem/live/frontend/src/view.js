@@ -30,7 +30,7 @@ export class View {
     this.body = h(
       "div",
       { class: "gm-body", hidden: true },
-      ...[this.head.bar, this.head.notice, readings.legend, readings.above, readings.host, readings.below],
+      ...[this.head.bar, this.head.notice, readings.legend, readings.above, readings.why, readings.host, readings.below],
       ...[this.segments.element, this.buttons.element],
     );
     this.why = h("span");
