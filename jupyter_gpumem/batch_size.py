@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .devices import explain_absence, ready_devices
+from .devices import check_context, explain_absence, lost_context, note_loss, ready_devices
 from .errors import InvalidValueError, UnavailableError
 from .measurement import Measure
 from .oom import find_oom
@@ -54,10 +54,11 @@ def find_batch_size(
 
     Raises:
         InvalidValueError: `start`, `maximum` or `margin` is impossible, or `fn` is a coroutine function.
-        UnavailableError: there is no device to run out of memory.
+        UnavailableError: there is no device to run out of memory, or the CUDA context is lost.
         Exception: whatever `fn` raises that is not about memory.
     """
     _check(fn, start, maximum, margin)
+    check_context()
     absent = explain_absence()
     if absent is not None and not any(True for _ in ready_devices()):
         raise UnavailableError(f"no batch size can be found: {absent}")
@@ -95,6 +96,8 @@ class _Caps:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if lost_context() is not None:
+            return
         for (backend, index), fraction in self._before.items():
             controls = backend.controls()
             if controls is not None:
@@ -194,6 +197,7 @@ def _attempt(fn: Callable[[int], object], size: int) -> str | None:
     except BaseException as failure:
         found = find_oom(failure)
         if found is None or found[1].family == "host":
+            note_loss(failure)
             raise
         release_frames(failure)
         return str(found[0])

@@ -105,7 +105,11 @@ class PeakLedger:
         return interval
 
     def close(self, interval: Interval) -> dict[Key, Span]:
-        """End an interval and return its spans, in device order. Closing twice raises `ValueError`."""
+        """End an interval and return its spans, in device order. Closing twice raises `ValueError`.
+
+        A virtual device that was switched off meanwhile ends with nothing; one whose context was lost has no span.
+        """
+        ended = set()
         with self._lock:
             if interval not in self._open:
                 raise ValueError("this interval is closed already")
@@ -115,10 +119,12 @@ class PeakLedger:
                     span = self._span(interval, backend, index)
                     span.end = self._with_totals(backend, index, read)
                     _check_totals(span)
+                    ended.add((backend, index))
             self._open.remove(interval)
             self._drop_what_counters_show_again()
             self._unwatch_if_idle()
-        return interval.spans
+        lost = devices.lost_context() is not None
+        return {key: span for key, span in interval.spans.items() if not lost or key in ended}
 
     def read(self, interval: Interval) -> list[tuple[Backend, int, Levels]]:
         """Return the levels of every ready device, with the peak of an interval that stays open.
@@ -173,7 +179,8 @@ class PeakLedger:
             return
         if _fell(account.last, _peaks(stats)):
             with self._lock:  # and read again: `stats` may be older than our own latest reset
-                self._fold(backend, index, backend.stats(index))
+                if index in backend.ready():
+                    self._fold(backend, index, backend.stats(index))
         user = account.user or {}  # once: another thread may end the last measurement meanwhile
         for key, name, leaf in _leaves(stats):
             leaf["peak"] = max(leaf["peak"], user.get((key, name), 0))
@@ -198,6 +205,9 @@ class PeakLedger:
     def totals_reset(self, backend: Backend, index: int) -> Iterator[None]:
         """Carry over the counts that the user is about to wipe out, so that differences stay right."""
         with self._lock:
+            if index not in backend.ready():
+                yield
+                return
             before = devices.counters(backend.stats(index))
             yield
             account = self._account(backend, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from .devices import give_back_everywhere, ready_devices
+from .devices import check_context, give_back_everywhere, ready_devices
 from .fragments import fragmentation
 from .holding import survey
 from .notebook import Notebook
@@ -41,7 +41,11 @@ def free(
         cache: whether to give unused cached memory back to the driver.
         dry_run: do nothing, and say what would come back.
         notebook: whose; the session of this process if `None`.
+
+    Raises:
+        UnavailableError: the CUDA context is lost: freeing a tensor could end the process.
     """
+    check_context()
     notebook = notebook or Notebook.current()
     wanted = (errors, outputs, cycles, cache)
     if dry_run:

@@ -10,8 +10,7 @@ from .devices import (
     check_devices,
     device_labels,
     driver_memory,
-    explain_absence,
-    explain_unused,
+    explain_nothing,
     ready_devices,
     uninitialised_cards,
     versions,
@@ -33,7 +32,7 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
     Reads counters, a snapshot (about 1 us for each block) and the driver; initialises and synchronises nothing.
 
     Raises:
-        UnavailableError: devices were named, and this process cannot have any.
+        UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
     only = device_labels(devices)
@@ -54,7 +53,7 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
             found.append(_device_status(backend, index, in_force.large_segment_size))
     missing = None
     if not found:
-        missing = explain_unused(only) or explain_absence() or "this process has not used a GPU yet"
+        missing = explain_nothing(only)
         if only is None:
             found = [DeviceStatus(device, None, memory) for device, memory in uninitialised_cards()]
     return Status(

@@ -121,9 +121,10 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
 
     Raises:
         InvalidValueError: a card is not known.
-        UnavailableError: PyTorch cannot have a virtual GPU.
+        UnavailableError: PyTorch cannot have a virtual GPU, or the CUDA context is lost.
     """
     __tracebackhide__ = True
+    devices.check_context()
     from .virtual.cards import CARDS, parse_cards
 
     machines = [parse_cards(gpu) for gpu in gpus] if gpus else [(card,) for card in CARDS]

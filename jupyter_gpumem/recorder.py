@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from .devices import check_context
 from .devices.history import History
 from .errors import RecordingError
 from .recording import KEY, Recording, write_recording
@@ -62,8 +63,10 @@ class Recorder:
 
         Raises:
             RecordingError: no recording of ours is running.
+            UnavailableError: the CUDA context is lost.
         """
         with self._lock:
+            check_context()
             if not self._running():
                 raise RecordingError(f"no recording of ours is running{self._others()}; start one first")
             self.last = self._read()
@@ -76,11 +79,13 @@ class Recorder:
 
         Raises:
             RecordingError: nothing was recorded.
+            UnavailableError: nothing was stopped, and the CUDA context is lost, so that nothing can be read any more.
         """
         with self._lock:
             if self._history.enabled():
                 return self._read()
             if self.last is None:
+                check_context()
                 raise RecordingError("nothing was recorded; start a recording first")
             return self.last
 

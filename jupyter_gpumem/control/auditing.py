@@ -12,8 +12,7 @@ from jupyter_gpumem.devices import (
     counters,
     device_labels,
     driver_memory,
-    explain_absence,
-    explain_unused,
+    explain_nothing,
     ready_devices,
 )
 from jupyter_gpumem.errors import InvalidValueError
@@ -49,7 +48,8 @@ def audit(
 
     Raises:
         InvalidValueError: the threshold is no ratio.
-        UnavailableError: devices were named and there can be none, or PyTorch cannot be asked to compact.
+        UnavailableError: devices were named and there can be none, PyTorch cannot be asked to compact, or the CUDA
+            context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
     check_threshold(threshold)
@@ -57,7 +57,7 @@ def audit(
     check_devices(only)
     found = _audited(threshold, only)
     if not found:
-        missing = explain_unused(only) or explain_absence() or "this process has not used a GPU yet"
+        missing = explain_nothing(only)
         if only is None and any(True for _ in ready_devices()):
             missing = "PyTorch gives no snapshot of the memory of the devices in use"
         return Audit((), threshold, missing=missing)

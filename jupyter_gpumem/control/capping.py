@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.devices import actable_devices, explain_absence, ready_devices
+from jupyter_gpumem.devices import actable_devices, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.records import DeviceLimit, Limits
 
@@ -28,12 +28,12 @@ def limit(size: int | str | None = None, devices: Iterable[int | str] | int | st
 
     Raises:
         InvalidValueError: the size is not understood, or more than a device has.
-        UnavailableError: there is nothing to cap, or a named device is not in use.
+        UnavailableError: there is nothing to cap, a named device is not in use, or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
     amount = None if size is None or size == OFF else parse_amount(size, free=False)
     if size is None and devices is None and not any(True for _ in ready_devices()):
-        return Limits((), changed=False, missing=explain_absence() or "this process has not used a GPU yet")
+        return Limits((), changed=False, missing=explain_nothing())
     backend, controls, indices = actable_devices("memory cannot be capped", devices)
     fractions = {}
     if amount is not None:

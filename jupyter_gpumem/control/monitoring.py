@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.devices import counters, ready_devices
+from jupyter_gpumem.devices import check_context, counters, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 
 from .auditing import THRESHOLD, audit_device, check_threshold
@@ -67,7 +67,12 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Read every device once, now, in the calling thread."""
+        """Read every device once, now, in the calling thread.
+
+        Raises:
+            UnavailableError: the CUDA context is lost; it ends the thread, and `stop()` raises it.
+        """
+        check_context()
         for backend, index in ready_devices():
             levels = counters(backend.stats(index))
             label = f"{backend.kind}:{index}"
@@ -87,7 +92,9 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
 
         Raises:
             InvalidValueError: it watches already.
+            UnavailableError: the CUDA context is lost.
         """
+        check_context()
         if self.running:
             raise InvalidValueError("this monitor watches already; stop it first, or make another one")
         self._ended.clear()

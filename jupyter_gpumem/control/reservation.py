@@ -6,13 +6,14 @@ stays in the cache, in the pool and on the stream where it was allocated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.allocator.sizes import SMALL_SIZE
-from jupyter_gpumem.devices import actable_device, backends, driver_memory
-from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError
+from jupyter_gpumem.devices import actable_device, backends, driver_memory, note_loss
+from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError, UnavailableError
 from jupyter_gpumem.fragments import pool_id_of, segment_at
 from jupyter_gpumem.records import Reservation, Reservations
 from jupyter_gpumem.units import MiB, format_bytes
@@ -91,6 +92,7 @@ class ReservationBook:
 
         Raises:
             InvalidValueError: there is nothing of that name.
+            UnavailableError: the CUDA context is lost.
         """
         with self._lock:
             if name is not None and name not in self._entries:
@@ -98,11 +100,18 @@ class ReservationBook:
                 raise InvalidValueError(f"nothing is put aside under the name {name!r}; there is: {there}")
             names = tuple(self._entries) if name is None else (name,)
             for one in names:
-                reservation, backend, controls = self._entries.pop(one)
+                reservation, backend, controls = self._entries[one]
                 # With a virtual GPU that is switched off, its memory is gone too.
                 if reservation.state == "held" and backend in backends():
                     controls.free(reservation.address)
+                del self._entries[one]
             return names
+
+    def close(self) -> None:
+        """Release everything (`%unload_ext`); once the CUDA context is lost, only forget it."""
+        with self._lock, contextlib.suppress(UnavailableError):
+            self.release()
+        self._entries.clear()
 
 
 RESERVATIONS = ReservationBook()
@@ -129,7 +138,8 @@ class Reserved:
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.release()
+        if value is None or not note_loss(value):  # a block that lost the context has its own error to show
+            self.release()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain containers."""

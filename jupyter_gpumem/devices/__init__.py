@@ -2,9 +2,9 @@
 
 from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back, give_back_everywhere
 from .base import Backend, Controls, Driver, Levels, Stats, Watcher, counters, levels
-from .context import check_context, find_context_again, lose_context, lost_context, sticky_error
+from .context import check_context, find_context_again, loss_in, lost_context, note_loss, sticky_error
 from .interception import TorchImportWatch
-from .naming import check_devices, device_labels, explain_unused
+from .naming import check_devices, device_labels, explain_nothing, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
 from .registry import (
     add_backend,
@@ -39,6 +39,7 @@ __all__ = [
     "device_labels",
     "driver_memory",
     "explain_absence",
+    "explain_nothing",
     "explain_unused",
     "find_context_again",
     "first_actable",
@@ -46,8 +47,9 @@ __all__ = [
     "give_back_everywhere",
     "levels",
     "loaded_torch",
-    "lose_context",
+    "loss_in",
     "lost_context",
+    "note_loss",
     "ready_devices",
     "remove_backend",
     "stand_in",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 
+from .context import check_context
 from .naming import check_devices, device_labels
 from .pytorch import explain_absence, loaded_torch
 from .registry import backends
@@ -25,8 +26,9 @@ def actable_backend(refusal: str) -> Actable:
         refusal: what cannot be done without one, as the beginning of a sentence.
 
     Raises:
-        UnavailableError: there is no PyTorch, no GPU, or no allocator that can be acted on.
+        UnavailableError: there is no PyTorch, no GPU, or no allocator that can be acted on, or the context is lost.
     """
+    check_context()
     found = _actable()
     for backend, controls in found:
         if backend.ready():
@@ -47,7 +49,12 @@ def actable_backend(refusal: str) -> Actable:
 
 
 def first_actable() -> Actable:
-    """Return the allocators that are in use or, without any, those that PyTorch would use: asks nothing of it."""
+    """Return the allocators that are in use or, without any, those that PyTorch would use: asks nothing of it.
+
+    Raises:
+        UnavailableError: the CUDA context is lost.
+    """
+    check_context()
     found = _actable()
     return next((pair for pair in found if pair[0].ready()), found[0])
 

@@ -1,4 +1,7 @@
-"""What acts on PyTorch's caching allocator: settings, cache, raw memory, cap. Only what a user asked for comes here."""
+"""What acts on PyTorch's caching allocator: settings, cache, raw memory, cap. Only what a user asked for comes here.
+
+All of it refuses once the CUDA context is lost, with an `UnavailableError`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
+
+from .context import check_context, touching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +32,7 @@ class AllocatorControls:
         self.kind = kind
 
     def _module(self) -> Any:
+        check_context()
         return getattr(sys.modules["torch"], self.kind)
 
     def _function(self, home: Any, *names: str) -> Callable[..., Any]:
@@ -39,7 +45,7 @@ class AllocatorControls:
             # Looked up at every call: a recording that runs wants to see it.
             function = getattr(home, name, None)
             if function is not None:
-                return function  # type: ignore[no-any-return]
+                return touching()(function)  # type: ignore[no-any-return]
         version = sys.modules["torch"].__version__
         raise UnavailableError(f"PyTorch {version} has no {names[0]} for {self.kind}; a later one may")
 
@@ -49,7 +55,8 @@ class AllocatorControls:
     def settings_text(self, values: Mapping[str, Any]) -> str | None:
         get_settings = getattr(sys.modules["torch"]._C, "_accelerator_getAllocatorSettings", None)
         if get_settings is not None:  # torch 2.12
-            return str(get_settings())
+            with touching():
+                return str(get_settings())
         text = values.get("PYTORCH_CUDA_ALLOC_CONF")
         return text if isinstance(text, str) else None
 

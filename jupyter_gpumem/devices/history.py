@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .context import check_context, lost_context
 from .controls import SETTERS
 from .interception import original, replace
 from .pytorch import explain_absence, loaded_torch, torch_installed
@@ -45,8 +46,9 @@ class History:
         """Return `torch.cuda.memory`.
 
         Raises:
-            UnavailableError: there is no PyTorch or no GPU to record.
+            UnavailableError: there is no PyTorch or no GPU to record, or the CUDA context is lost.
         """
+        check_context()
         torch = loaded_torch()
         absent = explain_absence()
         if absent is not None:
@@ -60,7 +62,9 @@ class History:
         return module.memory
 
     def enabled(self) -> bool:
-        """Whether anyone records now. Initialises nothing."""
+        """Whether anyone records now, as far as it can still be read. Initialises nothing."""
+        if lost_context() is not None:
+            return False
         torch = loaded_torch()
         module = getattr(torch, self.kind, None)
         if torch is None or module is None or not module.is_initialized():

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from jupyter_gpumem.errors import DeviceNotFoundError, InvalidValueError, UnavailableError
 
+from .context import check_context
 from .pytorch import explain_absence
 from .registry import backends, ready_devices
 
@@ -36,11 +37,12 @@ def check_devices(labels: frozenset[str] | None) -> None:
     """Refuse devices that this process cannot have; say nothing while it cannot be known.
 
     Raises:
-        UnavailableError: there is no PyTorch, no GPU or no such kind of device here.
+        UnavailableError: there is no PyTorch, no GPU or no such kind of device here, or the CUDA context is lost.
         DeviceNotFoundError: the kind exists but not the index.
     """
     if labels is None:
         return
+    check_context()
     counts = {backend.kind: backend.count() for backend in backends()}
     for label in sorted(labels):
         kind, _, index = label.partition(":")
@@ -61,3 +63,13 @@ def explain_unused(labels: frozenset[str] | None) -> str | None:
     if labels is None or not any(True for _ in ready_devices()):
         return None
     return f"{', '.join(sorted(labels))} {'was' if len(labels) == 1 else 'were'} not used yet in this process"
+
+
+def explain_nothing(labels: frozenset[str] | None = None) -> str:
+    """Return in one sentence why there is nothing to say of any device, or of those in `labels`.
+
+    Raises:
+        UnavailableError: the CUDA context is lost, so that there was something, and nothing may be asked any more.
+    """
+    check_context()
+    return explain_unused(labels) or explain_absence() or "this process has not used a GPU yet"

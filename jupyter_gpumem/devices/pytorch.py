@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.records import Device, DriverMemory
 
 from .base import VIRTUAL
-from .context import lost_context
+from .context import lost_context, touching
 from .controls import AllocatorControls
 from .interception import Interception, original
 from .workspaces import candidates
@@ -102,12 +102,13 @@ class CachingAllocator:
         return function
 
     def _call(self, name: str, *args: Any) -> Any:
-        return self._binding(name)(*args)
+        with touching():
+            return self._binding(name)(*args)
 
     def _module(self) -> Any | None:
         """Return `torch.cuda` or `torch.xpu` once it is initialised in this very process, else `None`."""
-        module = getattr(loaded_torch(), self.kind, None)
-        return module if module is not None and module.is_initialized() and lost_context() is None else None
+        module = None if lost_context() is not None else getattr(loaded_torch(), self.kind, None)
+        return module if module is not None and module.is_initialized() else None
 
     def ready(self) -> Sequence[int]:
         module = self._module()

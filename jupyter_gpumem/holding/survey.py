@@ -6,13 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.devices import (
-    check_devices,
-    device_labels,
-    explain_absence,
-    explain_unused,
-    ready_devices,
-)
+from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.records import Chain, Holders
@@ -80,9 +74,10 @@ def survey(
     """Search who holds what. Allocates nothing on a device, and starts no device.
 
     Raises:
-        UnavailableError: devices were named, and this process cannot have any.
+        UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
+    check_context()
     notebook = notebook or Notebook.current()
     only = device_labels(devices)
     check_devices(only)
@@ -163,14 +158,14 @@ def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: i
         budget: how many objects are looked at before the search ends; the result says when that was not enough.
 
     Raises:
-        UnavailableError: devices were named, and this process cannot have any.
+        UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
     found = survey(devices=devices, budget=budget)
     if found.ledgers:
         return found.record()
     only = device_labels(devices)
-    return Holders((), missing=explain_unused(only) or explain_absence() or "this process has not used a GPU yet")
+    return Holders((), missing=explain_nothing(only))
 
 
 def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) -> Chain:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 CHUNK = 4096
 """Rows of older samples in one message: 320 KiB, below what servers let pass in a second."""
 
-_CONTEXT_LOST = ("device-side assert", "illegal memory access", "unspecified launch failure")
-LOST = "the CUDA context is lost and every CUDA call will fail: save what is on the CPU and restart the kernel"
-
 
 class Panel:
     """A live panel. `gm.panel()` makes it; in a notebook it is displayed as the cell's last value.
@@ -140,15 +137,16 @@ class Panel:
         self._sampler.cell = number
         self._post(_cells([self._spans.began(number)]))
 
-    def ended(self, measurement: Measurement | None = None, error: BaseException | None = None) -> None:
-        """A cell has ended: show it, and do what buttons asked for meanwhile."""
+    def ended(self, measurement: Measurement | None = None) -> None:
+        """A cell has ended: show it, and do what buttons asked for meanwhile. Without a CUDA context, that is all."""
         self._sampler.cell = 0
         span = self._spans.ended(measurement)
         if span is not None:
             self._post(_cells([span]))
-        if error is not None and any(sign in str(error) for sign in _CONTEXT_LOST):
+        lost = devices.lost_context()
+        if lost is not None and self._error is None:
             self._heart.stop()
-            self._failed(UnavailableError(LOST))
+            self._failed(UnavailableError(lost))
         self._actions.run()
         self._sampler.want_map()
         if placement.in_colab():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.overview import status
 
 from .controller import Panel, numbers
@@ -20,8 +21,10 @@ def panel(*, inline: bool = False) -> Panel:
         inline: never use the sidebar.
 
     Raises:
-        UnavailableError: this ipykernel cannot send while a cell runs, or a package is missing.
+        UnavailableError: this ipykernel cannot send while a cell runs, a package is missing, or the CUDA context is
+            lost.
     """
+    check_context()
     one = opened()
     if one is not None and one.failed:
         one.close()

@@ -173,8 +173,10 @@ class CellWatch:
         measurement = ended.measure.stop(
             None if error is None else type(error), search_workspaces=ended.options is not None
         )
+        if error is not None:
+            _work().devices.note_loss(error)  # before the panel goes on, and after the counters were read
         if ended.panel is not None:
-            ended.panel.ended(measurement, error)
+            ended.panel.ended(measurement)
         if (
             result is not None
             and result.error_before_exec is not None

@@ -65,8 +65,14 @@ class ErrorWatch:
         error = None if result is None else result.error_in_exec
         if error is None or "torch" not in sys.modules:
             return
-        self._look_at(error, result.execution_count if result.info.store_history else None)
-        if self.free:
+        from jupyter_gpumem import devices
+
+        if devices.note_loss(error):
+            text = devices.lost_context() or ""
+            self._session.show_text(f"{text[0].upper()}{text[1:]}.")
+            return
+        self._explain(error, result.execution_count if result.info.store_history else None)
+        if self.free and devices.lost_context() is None:
             from jupyter_gpumem.letting_go import free
             from jupyter_gpumem.notebook import Notebook
 
@@ -77,16 +83,10 @@ class ErrorWatch:
         """Note that what an error ended was measured, and under which name the user has the result."""
         setattr(error, _STORED, (name, record))
 
-    def _look_at(self, error: BaseException, cell: int | None) -> None:
-        from jupyter_gpumem import devices, oom
+    def _explain(self, error: BaseException, cell: int | None) -> None:
+        from jupyter_gpumem import oom
         from jupyter_gpumem.incidents import note_oom
 
-        lost = oom.lost(error)
-        if lost is not None:
-            devices.lose_context(lost)
-            text = devices.lost_context() or ""
-            self._session.show_text(f"{text[0].upper()}{text[1:]}.")
-            return
         shown = oom.explained(error) is not None
         found = oom.explain_oom(error)
         if found is None:

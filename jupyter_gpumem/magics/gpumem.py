@@ -132,6 +132,7 @@ def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any]
         if options.state is None and options.device is None and not options.min:
             return
     if options.state == "on":
+        devices.check_context()
         check_devices(device_labels(options.device))
         session.cells.auto = Auto(None if options.device is None else tuple(options.device), options.min)
     elif options.device is not None or options.min:

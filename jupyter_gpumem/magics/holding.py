@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.holding import chain, holders
 from jupyter_gpumem.letting_go import free
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 def who(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Record | None:  # noqa: ARG001
     """Run `%gpumem_who`."""
-    check_context()
     if options.name is not None:
         if options.device is not None:
             raise InvalidValueError("a name is looked for on all devices; leave out -d")
@@ -34,7 +32,6 @@ def who(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] 
 
 def let_go(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Record | None:  # noqa: ARG001
     """Run `%gpumem_free`."""
-    check_context()
     everything = not (options.errors or options.outputs or options.cycles)
     record = free(
         errors=options.errors or everything,

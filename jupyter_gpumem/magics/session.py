@@ -77,7 +77,7 @@ class Session:
             monitoring.end_all()
         reservation = sys.modules.get("jupyter_gpumem.control.reservation")
         if reservation is not None and not self._is_reloaded():
-            reservation.RESERVATIONS.release()
+            reservation.RESERVATIONS.close()
         if virtual := sys.modules.get(f"{__package__}.virtual"):
             virtual.switch_off(self)
         if recorder := sys.modules.get("jupyter_gpumem.recorder"):

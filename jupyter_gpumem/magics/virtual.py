@@ -34,6 +34,7 @@ def _switch_on(cards: str) -> None:
     from jupyter_gpumem.virtual.cards import parse_cards
 
     wanted = parse_cards(cards)
+    devices.check_context()
     if not devices.torch_installed():
         raise UnavailableError("a virtual GPU needs PyTorch, which is not installed here; install torch and try again")
     _refuse_beside_real_memory()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.comparison import whatif
+from jupyter_gpumem.devices import lost_context
 from jupyter_gpumem.errors import GpumemError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
 from jupyter_gpumem.holding import Survey, survey
@@ -112,7 +113,7 @@ def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseExcept
         if state is not None and state.segments is not None:
             largest = fragmentation(state.segments).largest_free
         said = verdicts.sentence(kind, n, largest)
-    found = survey(Notebook.current(error)) if state is not None else None
+    found = survey(Notebook.current(error)) if state is not None and lost_context() is None else None
     holders: tuple[Holder, ...] = ()
     details: list[str] = []
     if found is not None and state is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.devices import counters as pick_counters
-from jupyter_gpumem.devices import driver_memory, loaded_torch, ready_devices
+from jupyter_gpumem.devices import driver_memory, loaded_torch, lost_context, ready_devices
 
 if TYPE_CHECKING:
     from jupyter_gpumem.devices import Backend
@@ -62,7 +62,7 @@ _observation = _Observation()
 def observe() -> None:
     """Have the state kept when memory runs out, once there is an allocator to ask; about 1 us afterwards."""
     torch = loaded_torch()
-    if torch is None or not torch.cuda.is_initialized():
+    if torch is None or lost_context() is not None or not torch.cuda.is_initialized():
         return
     attach = getattr(torch._C, _ATTACH, None)
     # A virtual GPU has a binding of its own, and each process has its own allocators.

@@ -6,16 +6,11 @@ The wordings were collected from public reports (pytorch/pytorch#59778, #112377,
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from jupyter_gpumem.devices import sticky_error
 from jupyter_gpumem.errors import GpumemError
 from jupyter_gpumem.notebook import chained
 from jupyter_gpumem.records import OomText
 from jupyter_gpumem.units import GiB, KiB, MiB, TiB
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _UNITS = {"b": 1, "bytes": 1, "kib": KiB, "kb": KiB, "mib": MiB, "mb": MiB, "gib": GiB, "gb": GiB, "tib": TiB}
 """MPS prints `GB` and means powers of two."""
@@ -120,22 +115,13 @@ def _size(number: str, unit: str) -> int | None:
     return size if size < _UNKNOWN else None
 
 
-def _errors(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    for one in chained(error):
-        yield one, f"{type(one).__name__}: {one}"
-
-
 def find_oom(error: BaseException) -> tuple[BaseException, OomText] | None:
     """Return the out-of-memory error that an error is, was raised from, or groups: one with numbers if there is one."""
     found = [
         (one, text)
-        for one, line in _errors(error)
-        if not isinstance(one, GpumemError) and (text := parse(line)) is not None  # the model's own is behind PyTorch's
+        for one in chained(error)
+        if not isinstance(one, GpumemError)  # the model's own is behind PyTorch's
+        and (text := parse(f"{type(one).__name__}: {one}")) is not None
     ]
     # A trainer's own error may repeat the text: the original one comes last in the chain.
     return max(reversed(found), key=lambda entry: entry[1].family == "allocator", default=None)
-
-
-def lost(error: BaseException) -> str | None:
-    """Return what has happened if an error means that the CUDA context is lost, else `None`."""
-    return next((reason for _, line in _errors(error) if (reason := sticky_error(line)) is not None), None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import UnavailableError
 
 from . import attention, autocast, backend, facade, recurrent, softmax, sparse
@@ -112,8 +113,9 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None
 
     Raises:
         InvalidValueError: a name is not understood.
-        UnavailableError: one is on already, or PyTorch cannot have one.
+        UnavailableError: one is on already, PyTorch cannot have one, or the CUDA context of a real one is lost.
     """
+    check_context()
     if _active:
         raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from jupyter_gpumem import devices
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
 
@@ -237,22 +236,3 @@ def test_a_budget_that_is_too_small_is_said(gpu):
     assert not record.complete
     assert "The search ended after" in str(record)
     assert record.devices[0].named + record.devices[0].unattributed == record.devices[0].allocated
-
-
-def test_a_lost_context_is_left_alone(gpu, monkeypatch):
-    """After a device-side assert one line says what to do, and the magics refuse."""
-    touched = []
-    monkeypatch.setattr(devices.backend("cuda"), "stats", lambda index: touched.append(index))
-    try:
-        outcome = gpu("raise RuntimeError('CUDA error: device-side assert triggered')")
-        assert outcome.texts == [
-            "The CUDA context is lost (device-side assert); save what is on the CPU, then restart the kernel."
-        ]
-        for line in ("%gpumem_who", "%gpumem_free", "%gpumem x = 1", "%%gpumem\ny = 1"):
-            assert "the CUDA context is lost" in gpu(line).stderr
-        gpu("%gpumem_auto on")
-        gpu("z = 1")
-        assert touched == []
-    finally:
-        devices.find_context_again()
-        gpu("%gpumem_auto off")

@@ -15,7 +15,7 @@ from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.live import controller, placement, widget
 from jupyter_gpumem.live.actions import Actions
 from jupyter_gpumem.live.attention import SILENCE, Attention
-from jupyter_gpumem.live.controller import CHUNK, LOST, Panel
+from jupyter_gpumem.live.controller import CHUNK, Panel
 from jupyter_gpumem.live.spans import KEPT, Spans
 from jupyter_gpumem.measurement import Measure
 from jupyter_gpumem.pacing import Clock
@@ -268,9 +268,10 @@ def test_a_lost_context_ends_the_panel(driven):
     """After a device-side assert nothing is asked any more, and the panel says what to do."""
     driven.panel.began(1)
     driven.clock.go.release()
-    driven.panel.ended(None, RuntimeError("CUDA error: device-side assert triggered\nCompile with ..."))
+    devices.note_loss(RuntimeError("CUDA error: device-side assert triggered\nCompile with ..."))
+    driven.panel.ended()
     assert not driven.panel._heart.running
-    assert driven.pipe.sent[-1].content["error"] == LOST
+    assert driven.pipe.sent[-1].content["error"] == devices.lost_context()
     with pytest.raises(UnavailableError, match="restart the kernel"):
         driven.panel.check()
 
@@ -278,7 +279,8 @@ def test_a_lost_context_ends_the_panel(driven):
 def test_other_errors_leave_it_alone(driven):
     """An error of the user's own ends nothing."""
     driven.panel.began(1)
-    driven.panel.ended(None, RuntimeError("CUDA out of memory"))
+    devices.note_loss(RuntimeError("CUDA out of memory"))
+    driven.panel.ended()
     driven.step()
     assert driven.panel._heart.running
     driven.panel.check()

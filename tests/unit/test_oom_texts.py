@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpumem.oom import find_oom, lost, parse
+from jupyter_gpumem.devices import loss_in
+from jupyter_gpumem.oom import find_oom, parse
 from jupyter_gpumem.oom.numbers import numbers
 from jupyter_gpumem.oom.verdicts import verdict
 from jupyter_gpumem.units import GiB, KiB, MiB
@@ -190,7 +191,7 @@ def test_other_texts(text):
 )
 def test_lost_context(text, reason):
     """Errors after which only a restart helps are recognised, and no others."""
-    assert lost(RuntimeError(text)) == reason
+    assert loss_in(RuntimeError(text)) == reason
 
 
 def test_wrapped_errors_are_found():

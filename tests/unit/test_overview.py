@@ -136,19 +136,18 @@ CARD = (Device("GPU", 0, "NVIDIA H200", 140 * GiB, "GPU-1"), DriverMemory(140 * 
 def test_a_process_without_cuda_sees_the_machines_cards(monkeypatch):
     """Before the first use the driver's list is shown, and why there is nothing more."""
     monkeypatch.setattr(overview, "uninitialised_cards", lambda: (CARD,))
-    monkeypatch.setattr(overview, "explain_absence", lambda: None)
+    monkeypatch.setattr(naming, "explain_absence", lambda: None)
     found = status()
     (one,) = found.devices
     assert (one.device, one.driver, one.counters, one.fragmentation) == (*CARD, None, None)
     assert found.missing == "this process has not used a GPU yet"
-    monkeypatch.setattr(naming, "explain_absence", lambda: None)
     assert status("cuda:0").devices == ()
 
 
 def test_a_machine_without_gpu_says_why(monkeypatch):
     """Nothing to show is explained in one sentence, and nothing raises."""
     monkeypatch.setattr(overview, "uninitialised_cards", tuple)
-    monkeypatch.setattr(overview, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
+    monkeypatch.setattr(naming, "explain_absence", lambda: "this PyTorch (2.99) is built without GPU support")
     found = status()
     assert (found.devices, found.settings) == ((), {})
     assert str(found) == "This PyTorch (2.99) is built without GPU support."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jupyter_gpumem import devices
-from jupyter_gpumem.errors import RecordingError
+from jupyter_gpumem.errors import RecordingError, UnavailableError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.recorder import RECORDER
 
@@ -70,7 +70,7 @@ class Facade:
 
     def _let_go(self) -> None:
         """Take the cards away from what measures and records; a recording of ours is kept, as if stopped."""
-        with contextlib.suppress(RecordingError):  # none of ours is running
+        with contextlib.suppress(RecordingError, UnavailableError):  # none of ours is running, or none can be read
             RECORDER.stop()
         LEDGER.detach()
         self._history.uninstall()
