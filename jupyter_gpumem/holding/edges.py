@@ -80,7 +80,7 @@ class Edges:
         if issubclass(kind, types.FrameType):
             return _of_frame
         if kind in tensors.ndarray_types():
-            return _of_array
+            return elements_of
         return gc.get_referents
 
     def _of_class(self, kind: type) -> Iterable[Any]:
@@ -104,7 +104,7 @@ def _of_frame(frame: types.FrameType) -> list[Any]:
     ]
 
 
-def _of_array(array: Any) -> Iterable[Any]:
+def elements_of(array: Any) -> Iterable[Any]:
     """Return the elements of a NumPy array of objects, which the garbage collector does not see."""
     if not array.dtype.hasobject:
         return ()

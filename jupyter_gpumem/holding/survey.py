@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .books import Ledger, close_books, storage_holders
 from .naming import describe, path_text
 from .ranking import Ranking, Root
 from .tensors import attributes_of, view_of_torch
+from .upwards import leading_to
 from .walk import BUDGET, Walk
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.devices import Backend
 
     from .books import Storage
+    from .tensors import Torch
 
 _CYCLE, _CYCLE_OWNER, _CYCLE_PART, _OTHER = 5, 6, 7, 8
 """Ranks of what no name reaches, after those of `roots`."""
@@ -87,7 +90,7 @@ def survey(
         found = roots.of_names(notebook, walk) if ready else []
         torch = view_of_torch()
         if torch is not None and ready and walk.complete:
-            found += _beyond_names(notebook, walk, torch.tensor)
+            found += _beyond_names(notebook, walk, torch)
         return Survey(
             Ranking(walk, found),
             {f"{one.kind}:{index}": (one, index, Ledger(one, index, walk.located)) for one, index in ready},
@@ -95,14 +98,17 @@ def survey(
         )
 
 
-def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
+def _beyond_names(notebook: Notebook, walk: Walk, torch: Torch) -> list[Root]:
     """Return the roots of tensors that have a Python object and no name: of modules, of garbage, of others."""
-    if not garbage.any_unreached(walk, tensor):
+    nameless, leading = _nameless(walk, torch)
+    if not nameless:
         return []
+    walk.narrow(leading)
     found = roots.of_modules(notebook, walk)
-    if not walk.complete or not garbage.any_unreached(walk, tensor):
+    left = [key for key in nameless if walk.number(leading[key]) is None]
+    if not walk.complete or not left:
         return found
-    lost = garbage.unreachable(walk)
+    lost = garbage.unreachable(walk, leading)
     gone = {id(item) for item in lost}
     parts = {id(part) for item in lost if _is_module(item) for part in vars(item).get("_modules", {}).values()}
     for item in filter(_may_own, lost):
@@ -111,16 +117,36 @@ def _beyond_names(notebook: Notebook, walk: Walk, tensor: type) -> list[Root]:
         found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
     found += [
         Root("cycle", "garbage", _CYCLE_PART, walk.enter([item]))
-        for item in garbage.unreached(walk, tensor)
+        for item in garbage.unreached(walk, map(leading.__getitem__, left))
         if id(item) in gone
     ]
     walk.expand()  # garbage also holds what only PyTorch sees, such as the tensor that a view is of
     found += [
         Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
-        for item in garbage.unreached(walk, tensor)
+        for item in garbage.unreached(walk, map(leading.__getitem__, left))
     ]
     walk.expand()
     return found
+
+
+def _nameless(walk: Walk, torch: Torch) -> tuple[list[int], dict[int, Any]]:
+    """Return the ids of the device tensors that the walk did not reach, and by its id what leads to any of them.
+
+    Looked for by type: lazy proxies are not touched.
+    """
+    everything = gc.get_objects()
+    kinds = set(map(type, everything))
+    tensors, nodes = ({kind for kind in kinds if test(kind)} for test in (torch.is_tensor, torch.is_node))
+    found = [item for item in everything if type(item) in tensors and walk.number(item) is None]
+    nameless = [item for item in found if walk.lies_on_a_device(item)]
+    if not nameless:
+        return [], {}
+    # The same memory may also be held by way of PyTorch alone: by the graph of a tensor on the host, say.
+    ends = nameless + [item for item in found if torch.leads_on(item)]
+    ends += [item for item in everything if type(item) in nodes and walk.number(item) is None]
+    keys = [id(item) for item in nameless]
+    ours = {id(everything), id(found), id(nameless), id(ends)}
+    return keys, leading_to(ends, walk.ignored | ours, lambda item: walk.number(item) is not None)
 
 
 def _is_module(item: Any) -> bool:

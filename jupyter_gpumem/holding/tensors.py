@@ -98,6 +98,12 @@ class Torch:
             return tensor._base
         return None
 
+    def leads_on(self, tensor: Any) -> bool:
+        """Whether a tensor leads to others that Python does not see: its base, its graph, the parts of a sparse one."""
+        with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
+            return tensor.layout is not self.strided or tensor._base is not None or tensor.grad_fn is not None
+        return False
+
     def used_bytes(self, tensor: Any) -> int:
         """Return how many bytes of its storage a tensor uses at most."""
         return int(tensor.numel() * tensor.element_size())

@@ -10,7 +10,7 @@ from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 BUDGET = 1_000_000
 """Objects looked at by default: 1 to 2 s of work."""
@@ -43,21 +43,41 @@ class Walk:
         self._torch = view_of_torch()
         self._edges = Edges()
         self._waiting: deque[int] = deque()
+        self._only: Mapping[int, Any] | None = None
+        self._passing: dict[type, bool] = {}
 
     def number(self, item: object) -> int | None:
         """Return the number of an object that was reached."""
         return self._numbers.get(id(item))
 
+    @property
+    def ignored(self) -> set[int]:
+        """The ids of what is not entered, and of what the walk itself consists of."""
+        return {*self._barred, id(self), id(vars(self)), *map(id, vars(self).values())}
+
+    def narrow(self, leading: Mapping[int, Any]) -> None:
+        """Enter from now on only what leads to something: these objects, by their ids, and what PyTorch shows."""
+        self._only = leading
+
+    def _passes(self, kind: type) -> bool:
+        """Whether a type's objects are entered though no Python object leads from them to what is looked for."""
+        found = self._passing.get(kind)
+        if found is None:
+            torch = self._torch
+            found = torch is not None and (torch.is_tensor(kind) or torch.is_node(kind) or torch.is_storage(kind))
+            self._passing[kind] = found
+        return found
+
     def enter(self, found: Iterable[Any]) -> list[int]:
         """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`."""
-        numbers, objects, entered = self._numbers, self.objects, []
+        numbers, objects, only, entered = self._numbers, self.objects, self._only, []
         for item in found:
             if type(item) in ATOMS:
                 continue
             key = id(item)
             number = numbers.get(key)
             if number is None:
-                if key in self._barred:
+                if key in self._barred or not (only is None or key in only or self._passes(type(item))):
                     continue
                 number = numbers[key] = len(objects)
                 objects.append(item)

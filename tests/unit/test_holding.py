@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from jupyter_gpumem.holding import chain, garbage, holders, survey
+from jupyter_gpumem.holding import chain, garbage, holders, survey, upwards
 from jupyter_gpumem.holding.edges import Edges, local_names
 from jupyter_gpumem.holding.naming import path_text
 from jupyter_gpumem.holding.walk import Walk
@@ -286,6 +286,70 @@ def test_what_no_name_reaches(gpu):
     finally:
         gc.enable()
         del sys.modules["some_library"]
+
+
+def hide(library):
+    """Keep tensors without a name, in every way that leads to one: in a module, in garbage, elsewhere."""
+    import numpy as np
+
+    class Cached:
+        """Keep something for all of its kind."""
+
+    def objects(*items):
+        array = np.empty(len(items), dtype=object)
+        for number, item in enumerate(items):
+            array[number] = item
+        return array
+
+    class Ring:
+        def __init__(self, mib):
+            self.me, self.data = self, take(mib)
+
+    Cached.cache = {"deep": [take(1)]}
+    library.cached = Cached
+    library.array = objects(None, [take(2)])
+    library.nested = objects(objects(take(3), "text"), 5)
+    library.function = functools.partial(len, default := take(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a value of a virtual GPU is none
+        library.on_host = (torch.ones(1024, 1024, 5, device="cuda", requires_grad=True) * 2).exp().sum().cpu()
+    del default
+    ring = Ring(7)
+    ring.model = torch.nn.Sequential(torch.nn.Linear(1024, 2048, bias=False, device="cuda"))
+    ring.model.register_forward_hook(functools.partial(print, take(9)))
+    ring.model.ring = ring
+    array = objects(take(10), Ring(12))
+    array[1].array = array  # a cycle that the collector does not see: it is never collected
+    library.kept = weakref.ref(array[1])
+
+
+@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
+def test_everything_without_a_name_is_found_from_below(gpu, monkeypatch, asked):
+    """Only what leads to it is looked at, also what neither names nor the collector show."""
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
+    library = types.ModuleType("some_library")
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    gc.collect()
+    gc.disable()
+    try:
+        hide(library)
+        found = survey(Notebook(Shell())).record()
+    finally:
+        gc.enable()
+    (record,) = found.devices
+    held = {(h.kind, h.name): h.allocated // MiB for h in record.holders}
+    assert held == {
+        ("module", "module some_library"): 1 + 2 + 3 + 4,
+        ("graph", "module some_library"): 2 * 20,
+        ("cycle", "garbage: Sequential"): 7 + 8,
+        ("hook", "garbage: Sequential"): 9,
+        ("other", "a uint8 tensor of shape (10485760,) that other code holds"): 10,
+        ("other", "a uint8 tensor of shape (12582912,) that other code holds"): 12,
+    }
+    assert record.unattributed == 0
+    assert found.visited < len(gc.get_objects()) // 20
+    vars(library.kept()).clear()
 
 
 def test_running_functions(gpu):
