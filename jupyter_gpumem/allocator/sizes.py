@@ -43,6 +43,28 @@ def round_size(size: int, divisions: tuple[int, ...]) -> int:
     return -(-size // MIN_BLOCK) * MIN_BLOCK
 
 
+def round_down(size: int, divisions: tuple[int, ...]) -> int:
+    """Return the largest request that is rounded up to so many bytes at most; 0 if there is none."""
+    if size < MIN_BLOCK:
+        return 0
+    power = size.bit_length() - 1
+    steps = divisions[min(max(power - 20, 0), len(divisions) - 1)]
+    if steps > 1 and size > MIN_BLOCK * steps:
+        step = (1 << power) >> (steps.bit_length() - 1)
+        return size // step * step if step else 1 << power
+    return size // MIN_BLOCK * MIN_BLOCK
+
+
+def too_large(rounded: int, settings: AllocatorSettings) -> int | None:
+    """Return the size from which on a free block is not given to a request, or `None` if there is none."""
+    split = settings.max_split_size
+    if split is None:
+        return None
+    # A block this large is kept for requests as large, and such a request does not take a much larger one.
+    slack = settings.max_non_split_rounding or settings.large_segment_size
+    return split if rounded < split else rounded + slack
+
+
 def segment_size(rounded: int, large_segment_size: int) -> int:
     """Return the bytes of the segment that a request which finds no free block needs."""
     if rounded <= SMALL_SIZE:
@@ -56,13 +78,9 @@ def plan(size: int, settings: AllocatorSettings, pools: PoolGroup) -> Plan:
     """Return the plan of a request of so many bytes."""
     rounded = round_size(size, settings.roundup_power2_divisions)
     small = rounded <= SMALL_SIZE
-    split = settings.max_split_size
-    ceiling = NEVER
-    if split is not None:
-        # A block this large is kept for requests as large, and such a request does not take a much larger one.
-        slack = settings.max_non_split_rounding or settings.large_segment_size
-        ceiling = (split if rounded < split else rounded + slack) << ADDRESS_BITS
-    keep = MIN_BLOCK if settings.expandable_segments else remainder(rounded, split)
+    limit = too_large(rounded, settings)
+    ceiling = NEVER if limit is None else limit << ADDRESS_BITS
+    keep = MIN_BLOCK if settings.expandable_segments else remainder(rounded, settings.max_split_size)
     pool = pools.small if small else pools.large
     return rounded, rounded << ADDRESS_BITS, ceiling, keep, pool, pool.tally
 

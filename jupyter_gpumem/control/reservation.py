@@ -20,7 +20,7 @@ from jupyter_gpumem.units import MiB, format_bytes
 
 from .amounts import parse_amount
 from .configuration import configuration
-from .room import has_room, largest_request
+from .room import Room, has_room, largest_request
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -187,8 +187,8 @@ def reserve(
     address = controls.allocate(index, wanted)
     if address is None:
         raise ShortOfMemoryError(
-            f"{where}, although {format_bytes(room)} seemed free: other processes were faster, or it is in pieces; "
-            "PyTorch has emptied its cache in the attempt"
+            f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is in "
+            "pieces; PyTorch has emptied its cache in the attempt"
         )
     segment: dict[str, Any] = segment_at(backend.segments(index) or [], address) or {}
     if not hold:
@@ -210,10 +210,11 @@ def reserve(
     return Reserved(reservation)
 
 
-def _room(backend: Backend, index: int) -> int:
-    """Return how many bytes can still be reserved: what the driver has left, within the cap."""
+def _room(backend: Backend, index: int) -> Room:
+    """Return how many bytes can still be reserved: what the driver has left, and what the cap leaves."""
     free, limit = _free(backend, index), backend.limit(index)
-    return free if limit is None else min(free, max(0, limit - _reserved(backend, index)))
+    total = backend.device(index).total or free
+    return Room(free, total, None if limit is None else max(0, limit - _reserved(backend, index)))
 
 
 def _usefulness(size: int, settings: AllocatorSettings) -> list[str]:
