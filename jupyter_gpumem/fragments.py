@@ -17,6 +17,7 @@ SMALL_PAGE = 2 * MiB
 LARGE_PAGE = 20 * MiB
 """What an expandable segment maps and unmaps at a time; `large_segment_size_mb` changes the second."""
 
+_LARGEST_SMALL = MiB
 _DEFAULT_POOL = (0, 0)
 
 
@@ -51,6 +52,15 @@ class _Pile:
         """Whether only the pool's owner can use it, or give it back."""
         return self.pool_id != _DEFAULT_POOL
 
+    @property
+    def largest_request(self) -> int:
+        """Return the largest request, after rounding, that is served from what is free."""
+        largest = max(self.free, default=0)
+        # Requests up to 1 MiB look among the small segments only, and larger ones never do.
+        if self.kind == "small":
+            return min(largest, _LARGEST_SMALL)
+        return largest if largest > _LARGEST_SMALL else 0
+
     def external(self, device_free: int) -> float | None:
         """Return 1 - largest free block / free bytes."""
         return _external([self], device_free)
@@ -84,7 +94,7 @@ def fragmentation(
         returnable=returnable,
         stranded=sum(sum(pile.free) for pile in common) - returnable,
         private=sum(sum(pile.free) for pile in piles if pile.private),
-        largest_free=max((max(pile.free) for pile in common if pile.free), default=0),
+        largest_free=max((pile.largest_request for pile in common), default=0),
         external=_external(common, device_free or 0),
         segments=sum(len(pile.segments) for pile in piles),
         blocks=sum(pile.blocks for pile in piles),

@@ -20,7 +20,7 @@ class PoolAudit(Record):
         kind: `small` for requests up to 1 MiB, `large` for others.
         stream: handle of the stream.
         reserved, allocated, free: what the segments hold, what lives in them, and what does not.
-        largest_free: the largest request that finds room without asking the driver.
+        largest_free: the largest free block.
         returnable, stranded: what emptying the cache would give back of the free bytes, and would not.
         external: 1 - largest free block / free bytes; `None` when nothing is free.
         segments: how many there are.

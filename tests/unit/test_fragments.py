@@ -65,6 +65,14 @@ def test_external_fragmentation_never_crosses_streams_or_pools():
     assert fragmentation([segment((FREE, 2), kind="small"), segment((FREE, 20))]).external == 0
 
 
+def test_the_largest_request_is_one_of_its_size_class():
+    """Requests up to 1 MiB find the small segments' free blocks only, and larger requests never find those."""
+    assert fragmentation([segment((FREE, 2), kind="small")]).largest_free == MiB
+    assert fragmentation([segment((LIVE, 1.5), (FREE, 0.5), kind="small")]).largest_free == MiB // 2
+    assert fragmentation([segment((LIVE, 19.5), (FREE, 0.5), expandable=True)]).largest_free == 0
+    assert fragmentation([segment((FREE, 2), kind="small"), segment((FREE, 20))]).largest_free == 20 * MiB
+
+
 def test_private_pools_are_counted_apart():
     """Memory of a graph's pool is not returnable, not stranded and serves no ordinary request."""
     found = fragmentation([segment((LIVE, 4), (FREE, 60), pool=(1, 0)), segment((FREE, 30), pool=(0, 3))])
