@@ -6,6 +6,7 @@ import pytest
 
 import jupyter_gpumem as gm
 from jupyter_gpumem import devices
+from jupyter_gpumem.allocator.keys import KEYS
 from jupyter_gpumem.control import configuration as module
 from jupyter_gpumem.control.configuration import configuration
 from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError, UnavailableError
@@ -50,6 +51,16 @@ def test_changes_are_merged(virtual):
     assert sources["max_split_size_mb"] == "this session"
     assert sources["expandable_segments"] == "default"
     assert config.permanent == f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{config.text}"'
+
+
+@pytest.mark.parametrize("key", sorted(KEYS.keys() - {"backend", "per_process_memory_fraction"}))
+def test_every_key(virtual, key):
+    """Whatever a running process takes can be changed, and is in force then."""
+    known = KEYS[key]
+    value = next((example for example in known.examples if example != known.default), "64")
+    config = gm.allocator_config(f"{key}:{value}")
+    assert config[key] == value
+    assert gm.allocator_config()[key] == value
 
 
 def test_read_back(virtual):

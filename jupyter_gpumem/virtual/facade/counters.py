@@ -97,14 +97,15 @@ class MemoryCounters:
     def settings_of_snapshot(self) -> dict[str, Any]:
         """Return the settings under the names that PyTorch's snapshots use for them."""
         settings = self._state.allocator(0).settings
+        others = dict(settings.others)
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self._settings_text,
             "max_split_size": -1 if settings.max_split_size is None else settings.max_split_size,
             "garbage_collection_threshold": settings.garbage_collection_threshold,
             "expandable_segments": settings.expandable_segments,
-            "pinned_num_register_threads": 1,
-            "release_lock_on_cudamalloc": False,
-            "pinned_use_cuda_host_register": False,
+            "pinned_num_register_threads": int(others.get("pinned_num_register_threads", "1")),
+            "release_lock_on_cudamalloc": others.get("release_lock_on_cudamalloc") == "True",
+            "pinned_use_cuda_host_register": others.get("pinned_use_cuda_host_register") == "True",
             "roundup_power2_divisions": {
                 str(1 << power): settings.roundup_power2_divisions[power] for power in range(INTERVALS)
             },
