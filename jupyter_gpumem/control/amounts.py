@@ -6,9 +6,11 @@ import re
 from typing import NamedTuple
 
 from jupyter_gpumem.errors import InvalidValueError
-from jupyter_gpumem.units import parse_bytes
+from jupyter_gpumem.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*%\s*(free)?\s*")
+_MOST = 2**63 - 1
+"""What PyTorch counts bytes up to."""
 
 
 class Amount(NamedTuple):
@@ -25,10 +27,20 @@ class Amount(NamedTuple):
     free: bool = False
 
     def of(self, total: int, free: int) -> int:
-        """Return the bytes, given those of the card and those that are free on it."""
+        """Return the bytes, given those of the card and those that are free on it.
+
+        Raises:
+            InvalidValueError: the share comes to none.
+        """
         if self.size is not None:
             return self.size
-        return int((self.share or 0) * (free if self.free else total))
+        share, whole = self.share or 0, free if self.free else total
+        if int(share * whole) <= 0:
+            what = "that are free" if self.free else "of the card"
+            raise InvalidValueError(
+                f"{100 * share:g}% of the {format_bytes(whole)} {what} is no memory at all; write more, such as 512MiB"
+            )
+        return int(share * whole)
 
 
 def parse_amount(value: int | str, *, free: bool = True) -> Amount:
@@ -39,7 +51,7 @@ def parse_amount(value: int | str, *, free: bool = True) -> Amount:
         free: whether a share of what is free makes sense.
 
     Raises:
-        InvalidValueError: it is no amount, or none above zero.
+        InvalidValueError: it is no amount, none above zero, or more than can be counted.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise InvalidValueError(f"not an amount: {value!r}; write bytes as an int, or a text such as 512MiB or 80%")
@@ -57,4 +69,6 @@ def parse_amount(value: int | str, *, free: bool = True) -> Amount:
         amount = Amount(None, float(match[1]) / 100, bool(match[2]))
     if amount.size is not None and amount.size <= 0:
         raise InvalidValueError(f"{value!r} is no memory at all; write an amount above 0, such as 512MiB")
+    if amount.size is not None and amount.size > _MOST:
+        raise InvalidValueError(f"{value!r:.40} is more memory than there is anywhere; write less, such as 512MiB")
     return amount

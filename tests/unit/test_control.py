@@ -177,6 +177,14 @@ def test_too_much(virtual, settings):
     assert gm.reserve(largest).record.size == largest
 
 
+@pytest.mark.parametrize("size", ["0.0000000001%", "0.0000000001%free", 10**400, f"{'9' * 400}GiB"])
+def test_sizes_that_make_no_sense(virtual, size):
+    """A share that comes to nothing, and what no device has, are refused."""
+    with pytest.raises(InvalidValueError, match=r"is no memory at all|more memory than there is anywhere"):
+        gm.reserve(size)
+    assert RESERVATIONS.names() == ()
+
+
 def test_too_much_for_the_cap(virtual):
     """The cap counts, with what is reserved already."""
     gm.limit("10GiB")
@@ -282,7 +290,14 @@ def test_above_the_cap(virtual):
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [("200GiB", "more than cuda:0 has"), ("0", "no memory"), ("80%free", "a cap")]
+    ("size", "said"),
+    [
+        ("200GiB", "more than cuda:0 has"),
+        ("0", "no memory"),
+        ("80%free", "a cap"),
+        ("0.0000000001%", r"^1e-10% of the 79\.\d\d GiB of the card is no memory at all"),
+        (10**400, "more memory than there is anywhere"),
+    ],
 )
 def test_wrong_caps(virtual, size, said):
     """What makes no sense is refused and changes nothing."""
