@@ -159,6 +159,21 @@ def segment_at(segments: Iterable[dict[str, Any]], address: int) -> dict[str, An
     return None
 
 
+def lying_in(segments: Iterable[dict[str, Any]], address: int, size: int) -> tuple[int, int]:
+    """Return how many of the bytes from an address on are free in segments, and how many are not."""
+    free = live = 0
+    for segment in segments:
+        if address + size <= segment["address"] or segment["address"] + segment["total_size"] <= address:
+            continue
+        for start, block in _placed(segment):
+            both = min(start + block["size"], address + size) - max(start, address)
+            if block["state"] == "inactive":
+                free += max(0, both)
+            else:
+                live += max(0, both)
+    return free, live
+
+
 def pool_id_of(segment: dict[str, Any]) -> tuple[int, int]:
     """Return the id of a segment's pool: `(0, 0)` for the default one."""
     return tuple(segment.get("segment_pool_id", _DEFAULT_POOL))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.allocator.sizes import SMALL_SIZE
 from jupyter_gpumem.devices import actable_device, backends, driver_memory, note_loss
 from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError, UnavailableError
-from jupyter_gpumem.fragments import pool_id_of, segment_at
+from jupyter_gpumem.fragments import lying_in, pool_id_of, segment_at
 from jupyter_gpumem.records import Reservation, Reservations
 from jupyter_gpumem.units import MiB, format_bytes
 
@@ -23,6 +23,7 @@ from .configuration import configuration
 from .room import Room, has_room, largest_request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from jupyter_gpumem.allocator.settings import AllocatorSettings
@@ -39,6 +40,7 @@ class ReservationBook:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._entries: dict[str, tuple[Reservation, Backend, Controls]] = {}
+        self._claimed: set[str] = set()
 
     def list(self, released: tuple[str, ...] = ()) -> Reservations:
         """Return everything that was put aside and is still there, or has gone since it was listed last.
@@ -63,21 +65,33 @@ class ReservationBook:
         with self._lock:
             return tuple(self._entries)
 
-    def check(self, name: str | None) -> str:
-        """Return the name for a new reservation.
+    @contextlib.contextmanager
+    def claim(self, name: str | None) -> Iterator[str]:
+        """Keep a name, or one that is made up, for a reservation that is being made.
 
         Raises:
-            InvalidValueError: it is in use.
+            InvalidValueError: it is in use, or no name.
         """
-        self.list()  # names of what has gone are free again
-        if name is None:
-            return next(n for i in range(1, len(self._entries) + 2) if (n := f"reserve-{i}") not in self._entries)
-        if name in self._entries:
-            raise InvalidValueError(
-                f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
-                "choose another name, or release it first"
-            )
-        return name
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise InvalidValueError(f"not a name: {name!r}; write a text such as spare")
+        with self._lock:
+            self.list()  # names of what has gone are free again
+            if name is None:
+                tries = (f"reserve-{i}" for i in range(1, len(self._entries) + len(self._claimed) + 2))
+                name = next(one for one in tries if one not in self._entries and one not in self._claimed)
+            elif name in self._claimed:
+                raise InvalidValueError(f"{name!r} is being put aside by another thread; choose another name")
+            elif name in self._entries:
+                raise InvalidValueError(
+                    f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
+                    "choose another name, or release it first"
+                )
+            self._claimed.add(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._claimed.discard(name)
 
     def add(self, reservation: Reservation, backend: Backend, controls: Controls) -> None:
         """Note one more."""
@@ -107,6 +121,17 @@ class ReservationBook:
                 del self._entries[one]
             return names
 
+    def let_go(self, reservation: Reservation) -> None:
+        """Release this very reservation, if that was not done yet."""
+        with self._lock:
+            if self.holds(reservation):
+                self.release(reservation.name)
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Whether this very reservation is still noted: its name may be another one's by now."""
+        with self._lock:
+            return self._entries.get(reservation.name, (None,))[0] is reservation
+
     def close(self) -> None:
         """Release everything (`%unload_ext`); once the CUDA context is lost, only forget it."""
         with self._lock, contextlib.suppress(UnavailableError):
@@ -118,19 +143,21 @@ RESERVATIONS = ReservationBook()
 
 
 class Reserved:
-    """Memory that was put aside: `with gm.reserve("2GiB", hold=True) as r:` releases it at the end.
+    """Memory that was put aside: `with gm.reserve("2GiB", hold=True) as r:` releases it at the end."""
 
-    Attributes:
-        record: what is known of it.
-    """
+    def __init__(self, record: Reservation, backend: Backend) -> None:
+        self._record, self._backend = record, backend
 
-    def __init__(self, record: Reservation) -> None:
-        self.record = record
+    @property
+    def record(self) -> Reservation:
+        """What is known of it, as it is now."""
+        if self._record.state == "held" and not RESERVATIONS.holds(self._record):
+            return _refreshed(dataclasses.replace(self._record, state="cached"), self._backend)
+        return _refreshed(self._record, self._backend)
 
     def release(self) -> None:
         """Give it back to the cache, if it is held and was not given back yet."""
-        if self.record.name in RESERVATIONS.names():
-            RESERVATIONS.release(self.record.name)
+        RESERVATIONS.let_go(self._record)
 
     def __enter__(self) -> Reserved:
         return self
@@ -171,8 +198,12 @@ def reserve(
     """
     amount = parse_amount(size)
     backend, controls, index = actable_device("memory cannot be put aside", device)
-    name = RESERVATIONS.check(name)
     wanted = amount.of(backend.device(index).total or 0, _free(backend, index))
+    with RESERVATIONS.claim(name) as name:
+        return _put_aside(backend, controls, index, wanted, name, hold=hold)
+
+
+def _put_aside(backend: Backend, controls: Controls, index: int, wanted: int, name: str, *, hold: bool) -> Reserved:
     settings = configuration(backend, controls).in_force()
     stream = controls.stream(index)
     segments, room = backend.segments(index) or [], _room(backend, index)
@@ -190,24 +221,29 @@ def reserve(
             f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is in "
             "pieces; PyTorch has emptied its cache in the attempt"
         )
-    segment: dict[str, Any] = segment_at(backend.segments(index) or [], address) or {}
-    if not hold:
-        controls.free(address)
-    reservation = Reservation(
-        name=name,
-        device=backend.device(index),
-        size=wanted,
-        taken=_reserved(backend, index) - before,
-        address=address,
-        segment="expandable" if segment.get("is_expandable", False) else "driver",
-        pool=segment.get("segment_type", "large"),
-        private=bool(segment) and pool_id_of(segment) != (0, 0),
-        stream=stream,
-        state="held" if hold else "cached",
-        warnings=() if hold else tuple(_usefulness(wanted, settings)),
-    )
-    RESERVATIONS.add(reservation, backend, controls)
-    return Reserved(reservation)
+    kept = False
+    try:
+        segment: dict[str, Any] = segment_at(backend.segments(index) or [], address) or {}
+        reservation = Reservation(
+            name=name,
+            device=backend.device(index),
+            size=wanted,
+            taken=_reserved(backend, index) - before,
+            address=address,
+            segment="expandable" if segment.get("is_expandable", False) else "driver",
+            pool=segment.get("segment_type", "large"),
+            private=bool(segment) and pool_id_of(segment) != (0, 0),
+            stream=stream,
+            state="held" if hold else "cached",
+            free=0 if hold else wanted,
+            warnings=() if hold else tuple(_usefulness(wanted, settings)),
+        )
+        RESERVATIONS.add(reservation, backend, controls)
+        kept = hold
+    finally:
+        if not kept:  # also when the user interrupts: nobody else knows of this memory
+            controls.free(address)
+    return Reserved(reservation, backend)
 
 
 def _room(backend: Backend, index: int) -> Room:
@@ -242,8 +278,11 @@ def _reserved(backend: Backend, index: int) -> int:
 
 
 def _refreshed(reservation: Reservation, backend: Backend) -> Reservation:
-    """Return a reservation as it is now: what is cached may have gone back to the driver, and a virtual GPU be off."""
-    there = backend in backends()
-    if there and reservation.state == "cached":
-        there = segment_at(backend.segments(reservation.device.index) or [], reservation.address) is not None
-    return reservation if there else dataclasses.replace(reservation, state="gone")
+    """Return a reservation as it is now: what is cached serves tensors and goes back, and a virtual GPU goes off."""
+    if backend not in backends():
+        return dataclasses.replace(reservation, state="gone", free=0)
+    if reservation.state != "cached":
+        return reservation
+    segments = backend.segments(reservation.device.index) or []
+    free, live = lying_in(segments, reservation.address, reservation.size)
+    return dataclasses.replace(reservation, state="cached" if free else "in use" if live else "gone", free=free)

@@ -87,13 +87,13 @@ def actable_devices(
     return backend, controls, tuple(i for i in ready if labels is None or f"{backend.kind}:{i}" in labels)
 
 
-def actable_device(refusal: str, named: int | str | None) -> tuple[Backend, Controls, int]:
+def actable_device(refusal: str, named: Iterable[int | str] | int | str | None) -> tuple[Backend, Controls, int]:
     """Return the allocators to act on and the index of one device: the named one, or the only one in use.
 
     Raises:
         UnavailableError: there is nothing to act on, or the device is not in use.
         DeviceNotFoundError: the device is not visible.
-        InvalidValueError: several devices are in use, and none is named.
+        InvalidValueError: several devices are in use and none is named, or several are.
     """
     backend, controls, indices = actable_devices(refusal, named)
     if len(indices) > 1:

@@ -297,9 +297,21 @@ GPUMEM_RESERVE = Magic(
     .option("--hold", action="store_true", help="keep it allocated until it is released: nothing else gets it")
     .option("--name", metavar="NAME", help="what to release it by; default: reserve-1, ...")
     .option(
-        "--release", nargs="?", const="", metavar="NAME", complete=reservation_names, help="give it to the cache again"
+        "--release",
+        nargs="?",
+        const=True,
+        metavar="NAME",
+        complete=reservation_names,
+        help="give it to the cache again",
     )
-    .option("-d", "--device", metavar="N", complete=device_names, help="which device; needed if several are in use")
+    .option(
+        "-d",
+        "--device",
+        action="append",  # so that a second one is refused, and not silently the only one
+        metavar="N",
+        complete=device_names,
+        help="which device; needed if several are in use",
+    )
     .result()
     .finish(),
     "control:reserve_memory",

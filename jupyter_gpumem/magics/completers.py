@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def card_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers tak
 
 
 def reservation_names(word: str) -> Iterable[str]:  # noqa: ARG001
-    """Return the names of what was put aside."""
+    """Return the names of what was put aside, as they have to be written."""
     from jupyter_gpumem.control.reservation import RESERVATIONS
 
-    return RESERVATIONS.names()
+    return map(shlex.quote, RESERVATIONS.names())

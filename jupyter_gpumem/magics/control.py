@@ -59,7 +59,8 @@ def reserve_memory(
         return session.deliver(options, reserved.record)
     if options.hold or options.name is not None or options.device is not None:
         raise InvalidValueError("--hold, --name and -d go with a size: %gpumem_reserve 2GiB --hold --name spare")
-    released = () if options.release is None else RESERVATIONS.release(options.release or None)
+    named = None if options.release is True else options.release
+    released = () if options.release is None else RESERVATIONS.release(named)
     return session.deliver(options, RESERVATIONS.list(released))
 
 

@@ -161,8 +161,9 @@ class Reservation(Record):
         pool: `small` or `large`: the size class of requests that find it.
         private: whether it lies in a private pool, which only its owner uses.
         stream: handle of the stream whose requests find it.
-        state: `held` while it is a guard band, `cached` while later requests find it, `gone` after it went back to the
-            driver.
+        state: `held` while it is a guard band, `cached` while later requests find some of it, `in use` while they have
+            it all, `gone` after it went back to the driver.
+        free: bytes of it that later requests find; none of what is held.
         warnings: why it is of little use, if it is.
     """
 
@@ -176,6 +177,7 @@ class Reservation(Record):
     private: bool
     stream: int
     state: str
+    free: int
     warnings: tuple[str, ...] = ()
 
 

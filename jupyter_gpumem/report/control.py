@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import format_bytes, format_seconds
@@ -122,7 +123,8 @@ def reservation_sheets(one: Reservation) -> list[Sheet]:
             else "Nothing came from the driver: the cache had it already."
         )
     if held:
-        notes.append(f"Nothing else gets it until %gpumem_reserve --release {one.name} gives it to the cache.")
+        release = f"%gpumem_reserve --release {shlex.quote(one.name)}"
+        notes.append(f"Nothing else gets it until {release} gives it to the cache.")
     elif one.state == "cached":
         whose = f"requests on stream {one.stream:#x}" if one.stream else "requests on the default stream"
         size = "up to 1 MiB" if one.pool == "small" else "above 1 MiB"
@@ -145,10 +147,12 @@ def reservations_sheets(result: Reservations) -> list[Sheet]:
     notes = [f"Given to the cache: {', '.join(result.released)}."] if result.released else []
     if not result.entries:
         return [Sheet(("nothing is put aside",), notes=tuple(notes))]
-    rows = tuple((r.name, r.device.label, format_bytes(r.size), r.state, _place(r)) for r in result.entries)
+    rows = tuple(
+        (r.name, r.device.label, format_bytes(r.size), r.state, format_bytes(r.free), _place(r)) for r in result.entries
+    )
     if any(r.state == "gone" for r in result.entries):
         notes.append("What is gone went back to the driver when the cache was emptied, or with a virtual GPU.")
-    return [Sheet(("put aside",), ("device", "size", "state", "at"), rows, tuple(notes))]
+    return [Sheet(("put aside",), ("device", "size", "state", "free", "at"), rows, tuple(notes))]
 
 
 def limits_sheets(result: Limits) -> list[Sheet]:

@@ -64,6 +64,7 @@ def test_settings(virtual):
         ("%gpumem_reserve --release nothing", "nothing is put aside under the name 'nothing'"),
         ("%gpumem_reserve 1GiB --release", "ask for one of them"),
         ("%gpumem_reserve --hold", "--hold, --name and -d go with a size"),
+        ("%gpumem_reserve 2MiB --name ''", "not a name: ''"),
         ("%gpumem_limit 1000GiB", "more than cuda:0 has"),
         ("%gpumem_limit 1GiB -d 7", "no such device: cuda:7"),
         ("%gpumem_audit --threshold 2", "not a number from 0 to 1: '2'"),
@@ -105,6 +106,16 @@ def test_reservations(virtual):
     assert "cached" in listed
     assert "Given to the cache: spare." in virtual("%gpumem_reserve --release spare").texts[0]
     assert "Given to the cache: reserve-1." in virtual("%gpumem_reserve --release").texts[0]
+
+
+def test_a_name_that_has_to_be_quoted(virtual):
+    """What the report and Tab say can be entered as it is, and an empty name does not stand for all."""
+    said = " ".join(virtual("%gpumem_reserve 2MiB --hold --name 'for later'").texts[0].split())
+    release = "%gpumem_reserve --release 'for later'"
+    assert release in said
+    assert virtual.complete("%gpumem_reserve --release ") == ["'for later'"]
+    assert "nothing is put aside under the name ''" in refusal(virtual, "%gpumem_reserve --release ''")
+    assert "Given to the cache: for later." in virtual(release).texts[0]
 
 
 def test_the_cap_and_the_audit(virtual):

@@ -13,6 +13,7 @@ import jupyter_gpumem as gm
 from jupyter_gpumem.control.capping import fraction_for
 from jupyter_gpumem.control.monitoring import end_all
 from jupyter_gpumem.control.reservation import RESERVATIONS
+from jupyter_gpumem.devices.controls import AllocatorControls
 from jupyter_gpumem.errors import DeviceNotFoundError, InvalidValueError, ShortOfMemoryError, UnavailableError
 from jupyter_gpumem.units import GiB, MiB
 from tests.unit.conftest import take
@@ -144,6 +145,83 @@ def test_names(virtual):
     assert RESERVATIONS.list().entries == ()
     assert [gm.reserve("1MiB").record.name for _ in range(2)] == ["reserve-1", "reserve-2"]
     assert RESERVATIONS.release() == ("reserve-1", "reserve-2")
+
+
+@pytest.mark.parametrize("name", ["", "  ", 5])
+def test_what_is_no_name(virtual, name):
+    """A name is what one can write after --release."""
+    with pytest.raises(InvalidValueError, match="not a name"):
+        gm.reserve("1MiB", name=name)
+    assert RESERVATIONS.names() == ()
+
+
+def test_a_name_that_is_given_again(virtual):
+    """An object releases what it stands for, and never what has its name by now."""
+    old = gm.reserve("1GiB")
+    torch.cuda.empty_cache()
+    new = gm.reserve("1GiB", hold=True)
+    assert old.record.name == new.record.name
+    before = level(virtual, "allocated_bytes")
+    old.release()
+    assert level(virtual, "allocated_bytes") == before
+    assert new.record.state == "held"
+    new.release()
+    assert level(virtual, "allocated_bytes") == before - GiB
+
+
+def test_two_at_once(virtual, monkeypatch):
+    """What another thread puts aside meanwhile gets a name of its own, so that both can be released."""
+    plain, meanwhile = AllocatorControls.allocate, []
+
+    def allocate(controls, index, size):
+        if not meanwhile:
+            meanwhile.append("begun")
+            meanwhile[0] = gm.reserve("1MiB", hold=True).record.name
+        return plain(controls, index, size)
+
+    before = level(virtual, "allocated_bytes")
+    monkeypatch.setattr(AllocatorControls, "allocate", allocate)
+    assert [gm.reserve("1MiB", hold=True).record.name, *meanwhile] == ["reserve-1", "reserve-2"]
+    with RESERVATIONS.claim("spare"), pytest.raises(InvalidValueError, match="'spare' is being put aside"):
+        gm.reserve("1MiB", name="spare")
+    assert sorted(RESERVATIONS.release()) == ["reserve-1", "reserve-2"]
+    assert level(virtual, "allocated_bytes") == before
+
+
+def test_an_interrupt(virtual, monkeypatch):
+    """Memory that was allocated when the user interrupts is given back: nobody would know of it."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = level(virtual, "allocated_bytes")
+    monkeypatch.setattr("jupyter_gpumem.control.reservation.segment_at", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gm.reserve("1GiB", hold=True)
+    assert level(virtual, "allocated_bytes") == before
+    assert RESERVATIONS.names() == ()
+
+
+def test_what_has_become_of_it(virtual):
+    """It is told how much of it later requests still find, and whether it is still held."""
+    gm.allocator_config("expandable_segments:True")
+    pinned = take(20)
+    reserved = gm.reserve("100MiB", name="a")
+    assert (reserved.record.state, reserved.record.free) == ("cached", 100 * MiB)
+    half = take(40)
+    assert (reserved.record.state, reserved.record.free) == ("cached", 60 * MiB)
+    torch.cuda.empty_cache()
+    assert (reserved.record.state, reserved.record.free) == ("in use", 0)
+    assert [(r.state, r.free) for r in RESERVATIONS.list().entries] == [("in use", 0)]
+    del half
+    assert (reserved.record.state, reserved.record.free) == ("cached", 40 * MiB)
+    torch.cuda.empty_cache()
+    assert (reserved.record.state, reserved.record.free) == ("gone", 0)
+    with gm.reserve("1GiB", hold=True) as band:
+        assert (band.record.state, band.record.free) == ("held", 0)
+    assert (band.record.state, band.record.free) == ("cached", GiB)
+    assert "Nothing else gets it" not in str(band)
+    del pinned
 
 
 def test_shares(virtual):

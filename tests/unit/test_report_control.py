@@ -67,8 +67,10 @@ EMPTIED = DeviceEmptied(
     ),
     pinned_by=12 * MiB + 512,
 )
-RESERVED = Reservation("reserve-1", H200, 64 * GiB, 64 * GiB, 0x7E4D00000000, "driver", "large", False, 0, "cached")
-HELD = replace(RESERVED, name="spare", size=2 * GiB, taken=0, segment="expandable", state="held", stream=0x55AA)
+RESERVED = Reservation(
+    "reserve-1", H200, 64 * GiB, 64 * GiB, 0x7E4D00000000, "driver", "large", False, 0, "cached", 64 * GiB
+)
+HELD = replace(RESERVED, name="spare", size=2 * GiB, taken=0, segment="expandable", state="held", stream=0x55AA, free=0)
 USELESS = replace(
     RESERVED, warnings=("nearly useless: with max_split_size_mb:200 a block of that size is kept whole",), taken=GiB
 )
@@ -106,7 +108,7 @@ SHOWN = {
     "reserved_held": HELD,
     "reserved_useless": USELESS,
     "reserved_in_private_pool": PRIVATE,
-    "reservations": Reservations((RESERVED, HELD, replace(RESERVED, name="old", state="gone"))),
+    "reservations": Reservations((RESERVED, HELD, replace(RESERVED, name="old", state="gone", free=0))),
     "reservations_released": Reservations((), ("spare",)),
     "limit": Limits((DeviceLimit(H200, 20 * GiB, None, 6 * GiB),), changed=True),
     "limit_exceeded": Limits((DeviceLimit(H200, 20 * GiB, 40 * GiB, 26 * GiB),), changed=True),
