@@ -141,6 +141,9 @@ def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any]
         session.cells.auto = None
     else:
         setting = session.cells.auto
-        threshold = f", those that move at least {format_bytes(setting.minimum)}" if setting and setting.minimum else ""
-        text = f"gpumem measures {'every cell' + threshold if setting else 'no cell by itself'}"
+        text = f"gpumem measures {'every cell' if setting else 'no cell by itself'}"
+        if setting and setting.devices is not None:
+            text += f" on {', '.join(sorted(device_labels(setting.devices) or ()))} only"
+        if setting and setting.minimum:
+            text += f", those that move at least {format_bytes(setting.minimum)}"
         session.show_text(text + ("; errors' frames are released at once" if session.errors.free else ""))

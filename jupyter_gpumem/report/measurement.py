@@ -140,7 +140,7 @@ def measurement_line(result: Measurement) -> str:
     shown = [usage for usage in result.devices if usage.changed]
     tail = [f"stopped by {result.error}"] if result.error else []
     if not shown:
-        what = "GPU memory unchanged" if result.devices else f"GPU memory not measured: {result.missing}"
+        what = _unchanged(result) or f"GPU memory not measured: {result.missing}"
         return "   ".join(["gpumem", what, time, *tail])
     parts = [
         f"{usage.device.label}  peak {_peak_in_line(usage)}   stays {format_delta(usage.delta_allocated)}"
@@ -148,6 +148,13 @@ def measurement_line(result: Measurement) -> str:
         for usage in shown
     ]
     return "   ".join(["gpumem", " | ".join(parts), time, *tail])
+
+
+def _unchanged(result: Measurement) -> str:
+    """Say what is unchanged, of the devices that were looked at; nothing where there was none."""
+    if len(result.devices) > 1:
+        return f"{len(result.devices)} devices unchanged"
+    return f"{result.devices[0].device.label} unchanged" if result.devices else ""
 
 
 def _peak_in_line(usage: DeviceUsage) -> str:
@@ -195,7 +202,7 @@ def _unmoved_sheet(series: Series, what: str) -> Sheet:
     """Return the times alone, and why there is no more to say."""
     last = series.runs[-1]
     rows = _elided([(_name(run, what, number), format_seconds(run.elapsed_s)) for number, run in enumerate(series, 1)])
-    note = "GPU memory unchanged." if last.devices else f"GPU memory not measured: {last.missing}."
+    note = f"{_unchanged(last) or f'GPU memory not measured: {last.missing}'}."
     return Sheet((_count(len(series.runs), what),), ("time",), rows, (note,))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jupyter_gpumem import devices
+from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.ledger import LEDGER
 
 MiB = 2**20
@@ -254,7 +256,7 @@ def test_every_cell_gets_one_line(cells):
     assert outcome.texts[0].startswith(
         "gpumem   fake:0  peak 1.00 MiB (+1.00 MiB)   stays +1.00 MiB   reserved 2.00 MiB   "
     )
-    assert [text.split("   ")[:2] for text in cells("1").texts] == [["gpumem", "GPU memory unchanged"]]
+    assert [text.split("   ")[:2] for text in cells("1").texts] == [["gpumem", "fake:0 unchanged"]]
     assert cells("%gpumem_auto off").displays == []
     assert cells("x = fake.allocate(MiB)").displays == []
 
@@ -288,6 +290,22 @@ def test_a_threshold_silences_small_cells(cells):
     assert len(cells("fake.free(large)").displays) == 1
     assert len(cells("fake.free(fake.allocate(2 * MiB))").displays) == 1
     assert cells("%gpumem_auto").texts == ["gpumem measures every cell, those that move at least 2.00 MiB"]
+
+
+def test_one_of_two_devices(cells):
+    """What did not change is said of the device that was looked at; others may have."""
+    second = FakeBackend(kind="other")
+    devices.add_backend(second)
+    try:
+        cells("%gpumem_auto on -d other:0")
+        cells.shell.user_ns["second"] = second
+        assert cells("x = fake.allocate(MiB)").texts[0].split("   ")[:2] == ["gpumem", "other:0 unchanged"]
+        assert cells("y = second.allocate(MiB)").texts[0].startswith("gpumem   other:0  peak 1.00 MiB")
+        assert cells("%gpumem_auto").texts[0] == "gpumem measures every cell on other:0 only"
+        cells("%gpumem_auto on")
+        assert cells("1").texts[0].split("   ")[:2] == ["gpumem", "2 devices unchanged"]
+    finally:
+        devices.remove_backend(second)
 
 
 def test_trouble_passes_the_threshold(cells):
