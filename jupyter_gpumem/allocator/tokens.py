@@ -54,8 +54,10 @@ def split_settings(text: str) -> list[Value]:
     """Return the parts of a settings string in their order; blanks and a trailing comma are ignored.
 
     Raises:
-        InvalidValueError: the string is not of that form; the text names the bad token.
+        InvalidValueError: it is no string, or not of that form; the text names the bad token.
     """
+    if not isinstance(text, str):
+        raise InvalidValueError(f"allocator settings are a text such as 'expandable_segments:True', got {text!r:.80}")
     if len(text) > _LONGEST:
         raise InvalidValueError(f"the allocator settings have {len(text):,} characters; at most {_LONGEST:,} are read")
     values = []

@@ -46,8 +46,8 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         threshold: float = THRESHOLD,
         on_exceed: Callable[[DeviceAudit], object] | None = None,
     ) -> None:
-        if not interval > 0:
-            raise InvalidValueError(f"not an interval: {interval!r}; write seconds above 0")
+        if not (isinstance(interval, (int, float)) and 0 < interval <= threading.TIMEOUT_MAX):
+            raise InvalidValueError(f"not an interval: {interval!r:.40}; write seconds above 0")
         check_threshold(threshold)
         self._interval, self._threshold, self._on_exceed = interval, threshold, on_exceed
         self._above: set[str] = set()

@@ -63,6 +63,13 @@ def test_every_key(virtual, key):
     assert gm.allocator_config()[key] == value
 
 
+@pytest.mark.parametrize("changes", [5, {"expandable_segments": True}, b"expandable_segments:True"])
+def test_what_is_no_text(virtual, changes):
+    """It is refused as every other wrong setting is."""
+    with pytest.raises(InvalidValueError, match="allocator settings are a text such as"):
+        gm.allocator_config(changes)
+
+
 def test_read_back(virtual):
     """Only keys that PyTorch was asked for count as verified."""
     config = gm.allocator_config("max_split_size_mb:200,large_segment_size_mb:64")

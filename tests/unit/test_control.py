@@ -527,5 +527,10 @@ def test_all_are_ended():
     watch = gm.monitor(3600).start()
     end_all()
     assert not watch.running
+
+
+@pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, 10**400, "1", None])
+def test_wrong_intervals(interval):
+    """What no thread can wait for is refused at once, and not where the monitor is stopped."""
     with pytest.raises(InvalidValueError, match="not an interval"):
-        gm.monitor(0)
+        gm.monitor(interval)
