@@ -238,9 +238,10 @@ def settings(word: str) -> Iterable[str]:
     from jupyter_gpumem.allocator.keys import KEYS, is_known_to
     from jupyter_gpumem.devices import versions
 
-    head, comma, part = word.rpartition(",")
-    key, colon, _ = part.partition(":")
+    inside = word.count("[") > word.count("]")  # of a list, whose commas begin no setting
+    begin = word.rfind(",", 0, word.rfind("[") if inside else None) + 1
+    head, (key, colon, _) = word[:begin], word[begin:].partition(":")
     if not colon:
         version = versions().get("torch", "")
-        return [f"{head}{comma}{name}:" for name in KEYS if is_known_to(name, version)]
-    return [f"{head}{comma}{key}:{value}" for value in KEYS[key].examples] if key in KEYS else []
+        return [f"{head}{name}:" for name in KEYS if is_known_to(name, version)]
+    return [f"{head}{key}:{value}" for value in KEYS[key].examples] if key in KEYS else []

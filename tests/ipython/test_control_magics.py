@@ -65,6 +65,7 @@ def test_settings(virtual):
         ("%gpumem_reserve 1GiB --release", "ask for one of them"),
         ("%gpumem_reserve --hold", "--hold, --name and -d go with a size"),
         ("%gpumem_reserve 2MiB --name ''", "not a name: ''"),
+        ("%gpumem_reserve 2MiB -d 7 -d 0", "no such device: cuda:7"),
         ("%gpumem_limit 1000GiB", "more than cuda:0 has"),
         ("%gpumem_limit 1GiB -d 7", "no such device: cuda:7"),
         ("%gpumem_audit --threshold 2", "not a number from 0 to 1: '2'"),
@@ -152,6 +153,10 @@ COMPLETIONS = {
     "%gpumem_config expandable_segments:T": ["expandable_segments:True"],
     "%gpumem_config a:1,max_s": ["a:1,max_split_size_mb:"],
     "%gpumem_config a:1, gar": ["garbage_collection_threshold:"],
+    "%gpumem_config a:1,roundup_power2_divisions:[256:1,": ["a:1,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"],
+    "%gpumem_config roundup_power2_divisions:[256:1,>:8],exp": [
+        "roundup_power2_divisions:[256:1,>:8],expandable_segments:"
+    ],
     "%gpumem_config --u": ["--undo"],
     "%gpumem_reserve 8": ["80%", "80%free"],
     "%gpumem_reserve --release s": ["spare"],
