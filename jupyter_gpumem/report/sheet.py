@@ -56,7 +56,9 @@ def printable(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a phrase as a sentence."""
+    """Return a phrase as a sentence; a device keeps its name."""
+    if re.match(r"[a-z]+:\d", text):
+        return f"{text}."
     return f"{text[0].upper()}{text[1:]}."
 
 

@@ -28,6 +28,7 @@ from jupyter_gpumem.records import (
     Status,
 )
 from jupyter_gpumem.report import Sheet, measurement_line, mimebundle, to_html, to_text
+from jupyter_gpumem.report.sheet import sentence
 from jupyter_gpumem.units import GiB, MiB, format_bytes
 
 H200 = Device("cuda", 0, "NVIDIA H200", 139 * GiB + 820 * MiB, "GPU-1")
@@ -326,6 +327,13 @@ def test_units_stand_below_each_other():
     """`0 B` is padded so that its number stands under those of larger sizes."""
     text = to_text([Sheet(("h",), ("peak",), (("a", "65.00 MiB"), ("b", "0 B"), ("c", "1.50 KiB")))])
     assert text.splitlines() == ["h", "          peak", "  a  65.00 MiB", "  b      0 B", "  c   1.50 KiB"]
+
+
+def test_a_device_keeps_its_name():
+    """A sentence begins with a capital, but no device is called so."""
+    assert sentence("this process has not used a GPU yet") == "This process has not used a GPU yet."
+    assert sentence("cuda:0 was not used yet in this process") == "cuda:0 was not used yet in this process."
+    assert sentence("unsafe: x") == "Unsafe: x."
 
 
 def test_every_sheet_is_its_own_block():
