@@ -10,7 +10,6 @@ import dataclasses
 import io
 import json
 import os
-import shutil
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -142,7 +141,7 @@ def _show(record: Record, *, as_json: bool) -> None:
 
 def _text(sheets: list[report.Sheet]) -> str:
     """Return sheets as text, no wider than the terminal if there is one."""
-    return report.to_text(sheets, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    return report.to_text(sheets, report.terminal_width())
 
 
 def _status(options: argparse.Namespace) -> int:

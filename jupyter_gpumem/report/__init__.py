@@ -34,7 +34,7 @@ from .measurement import measurement_line, measurement_sheets, series_sheets
 from .oom import oom_sheets
 from .prediction import prediction_sheets
 from .recording import recording_sheets
-from .sheet import Sheet, printable, to_html, to_text
+from .sheet import Sheet, printable, terminal_width, to_html, to_text
 from .status import status_sheets
 from .virtual import virtual_sheets
 
@@ -49,6 +49,7 @@ __all__ = [
     "printable",
     "recording_sheets",
     "sheets",
+    "terminal_width",
     "to_html",
     "to_text",
     "whatif_sheets",
@@ -83,9 +84,9 @@ def sheets(record: Record) -> list[Sheet]:
 
 
 def mimebundle(record: Record) -> dict[str, str]:
-    """Return the text and HTML of a record, for one display call."""
+    """Return the text and HTML of a record, for one display call; in a terminal the text is no wider than it."""
     shown = sheets(record)
-    return {"text/plain": to_text(shown), "text/html": to_html(shown)}
+    return {"text/plain": to_text(shown, terminal_width()), "text/html": to_html(shown)}
 
 
 for _record in _SHEETS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import textwrap
 from dataclasses import dataclass
 from html import escape
@@ -70,6 +72,11 @@ def _printable(sheet: Sheet) -> Sheet:
         tuple(map(printable, sheet.notes)),
         sheet.bar,
     )
+
+
+def terminal_width() -> int | None:
+    """Return the characters of a line where `print` writes to a terminal, or `None` where it does not."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def to_text(sheets: Iterable[Sheet], width: int | None = None) -> str:

@@ -180,7 +180,7 @@ def test_a_terminal_gets_tables_as_wide_as_it_is(command, monkeypatch, columns):
     """On a terminal no table is wider; elsewhere lines are as long as they are."""
     arguments = ("whatif", RESNET, "--set", "expandable_segments:True,roundup_power2_divisions:8")
     wide = command(*arguments).out
-    monkeypatch.setattr(cli.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
     assert command(*arguments).out == wide
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     assert cli.main(list(arguments)) == 0

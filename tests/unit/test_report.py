@@ -308,6 +308,24 @@ def test_one_display_call_gets_both_forms():
     assert mimebundle(record) == {"text/plain": str(record), "text/html": record._repr_html_()}
 
 
+def test_a_narrow_terminal(monkeypatch):
+    """There the text is no wider than a line; what is not for a terminal stays as it is."""
+
+    class Terminal:
+        """What `print` writes to."""
+
+        def isatty(self):
+            return True
+
+    record = MEASURED["changed"]
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = mimebundle(record)["text/plain"]
+    assert max(map(len, str(record).splitlines())) > 60 >= max(map(len, narrow.splitlines()))
+    monkeypatch.setattr("sys.stdout", None)
+    assert mimebundle(record)["text/plain"] == str(record)
+
+
 sizes = st.one_of(st.integers(0, 2000), st.integers(0, 2**45)).map(format_bytes)
 tables = st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(st.text("abc ", max_size=9), *[sizes] * n), min_size=1))
 
