@@ -78,7 +78,11 @@ def _piles(segments: Iterable[dict[str, Any]], large_page: int) -> list[_Pile]:
 
 
 def fragmentation(
-    segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE, device_free: int | None = None
+    segments: Iterable[dict[str, Any]],
+    *,
+    large_page: int = LARGE_PAGE,
+    device_free: int | None = None,
+    expandable: bool = True,
 ) -> Fragmentation:
     """Return how the unallocated memory of one device lies.
 
@@ -86,15 +90,20 @@ def fragmentation(
         segments: the device's segments.
         large_page: page size in bytes of expandable segments of the large pool.
         device_free: bytes the driver has left; what an expandable segment could still grow by, when known.
+        expandable: whether expandable segments serve requests; once they are switched off, nothing of theirs is used.
     """
+    segments = list(segments)
     piles = _piles(segments, large_page)
     common = [pile for pile in piles if not pile.private]
+    serving = common
+    if not expandable:
+        serving = _piles([s for s in segments if not s.get("is_expandable", False)], large_page)
     returnable = sum(pile.returnable for pile in common)
     return Fragmentation(
         returnable=returnable,
         stranded=sum(sum(pile.free) for pile in common) - returnable,
         private=sum(sum(pile.free) for pile in piles if pile.private),
-        largest_free=max((pile.largest_request for pile in common), default=0),
+        largest_free=max((pile.largest_request for pile in serving if not pile.private), default=0),
         external=_external(common, device_free or 0),
         segments=sum(len(pile.segments) for pile in piles),
         blocks=sum(pile.blocks for pile in piles),

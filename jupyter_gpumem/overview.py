@@ -50,7 +50,7 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
                 in_force = known.in_force()
                 sources |= known.sources(in_force)
             settings |= in_force.named()
-            found.append(_device_status(backend, index, in_force.large_segment_size))
+            found.append(_device_status(backend, index, in_force))
     missing = None
     if not found:
         missing = explain_nothing(only)
@@ -66,7 +66,7 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
     )
 
 
-def _device_status(backend: Backend, index: int, large_page: int) -> DeviceStatus:
+def _device_status(backend: Backend, index: int, in_force: AllocatorSettings) -> DeviceStatus:
     driver = driver_memory(backend, index)
     segments = backend.segments(index)
     counters: Counters = pick_counters(backend.stats(index))
@@ -76,6 +76,11 @@ def _device_status(backend: Backend, index: int, large_page: int) -> DeviceStatu
         driver=driver,
         fragmentation=None
         if segments is None
-        else fragmentation(segments, large_page=large_page, device_free=driver.free if driver else None),
+        else fragmentation(
+            segments,
+            large_page=in_force.large_segment_size,
+            device_free=driver.free if driver else None,
+            expandable=in_force.expandable_segments,
+        ),
         limit=backend.limit(index),
     )

@@ -96,15 +96,16 @@ def audit_device(backend: Backend, index: int, threshold: float) -> DeviceAudit 
         return None
     levels = counters(backend.stats(index))
     driver, controls = driver_memory(backend, index), backend.controls()
-    page = LARGE_PAGE
+    page, expandable = LARGE_PAGE, True
     if controls is not None:
-        page = configuration(backend, controls).in_force().large_segment_size
+        settings = configuration(backend, controls).in_force()
+        page, expandable = settings.large_segment_size, settings.expandable_segments
     free = driver.free if driver is not None else None
     audited = DeviceAudit(
         device=backend.device(index),
         allocated=levels.allocated or 0,
         reserved=levels.reserved or 0,
-        fragmentation=fragmentation(segments, large_page=page, device_free=free),
+        fragmentation=fragmentation(segments, large_page=page, device_free=free, expandable=expandable),
         pools=pools(segments, large_page=page, device_free=free),
         exceeded=False,
     )

@@ -443,6 +443,19 @@ def test_the_largest_request(virtual):
     del fits, kept
 
 
+def test_the_largest_request_once_expandable_segments_are_off(virtual):
+    """What is free among them is not used again, and counts as no request's."""
+    gm.allocator_config("expandable_segments:True")
+    kept, gone = take(30), take(20)
+    del gone
+    assert gm.audit().devices[0].fragmentation.largest_free == 30 * MiB
+    gm.allocator_config("expandable_segments:False")
+    for (one,) in (gm.audit().devices, gm.status().devices):
+        assert one.fragmentation.stranded == 11 * MiB  # the end of a page, and what the first tensor's segment has left
+        assert one.fragmentation.largest_free == MiB
+    del kept
+
+
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, "much"])
 def test_wrong_thresholds(threshold):
     """A ratio is from 0 to 1."""
