@@ -12,6 +12,7 @@ from jupyter_gpumem import devices, incidents
 from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.devices.interception import MARK
 from jupyter_gpumem.ledger import LEDGER
+from jupyter_gpumem.recorder import RECORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ def _leftovers() -> list[str]:
     reservation = sys.modules.get("jupyter_gpumem.control.reservation")
     if reservation is not None:
         found += [f"memory put aside as {name!r}" for name in reservation.RESERVATIONS.names()]
+    if RECORDER.running:
+        found.append("a recording that runs")
     found += [f"thread {thread.name}" for thread in threading.enumerate() if "gpumem" in thread.name]
     magics = sys.modules.get("jupyter_gpumem.magics")  # only where a test loaded them: this must not import IPython
     if magics is not None and magics._sessions:
@@ -54,7 +57,9 @@ def _nothing_left_behind() -> Iterator[None]:
     """Assert after every test that the process is as it was."""
     yield
     devices.find_context_again()  # a test that lost it did so on purpose, and the process goes on
+    # What the process remembers for the user, and the next test must not find.
     incidents.forget_oom()
+    RECORDER.last = None
     assert _leftovers() == []
 
 

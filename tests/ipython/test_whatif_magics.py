@@ -237,15 +237,26 @@ def test_actions_files_and_settings_are_completed(here, line):
 # Progress
 
 
+def pace(monkeypatch, seconds):
+    """Make each replay take so long, on the clock of the progress bar."""
+
+    class Paced(Progress):
+        def __init__(self, write, clear=None, clock=None):
+            super().__init__(write, clear, itertools.count(0, seconds).__next__)
+
+    monkeypatch.setattr(magics, "Progress", Paced)
+
+
 @pytest.fixture
 def slow(monkeypatch):
-    """Make each replay take three seconds, on the clock of the progress bar."""
+    """Make each replay take three seconds."""
+    pace(monkeypatch, 3)
 
-    class Slow(Progress):
-        def __init__(self, write, clear=None, clock=None):
-            super().__init__(write, clear, itertools.count(0, 3).__next__)
 
-    monkeypatch.setattr(magics, "Progress", Slow)
+@pytest.fixture
+def quick(monkeypatch):
+    """Make replays take no time."""
+    pace(monkeypatch, 0)
 
 
 class FrontEnd:
@@ -303,7 +314,7 @@ def test_no_progress_stays_after_an_error(front_end, slow, monkeypatch):
     assert isinstance(front_end.result.error_in_exec, KeyboardInterrupt)
 
 
-def test_quick_replays_show_no_progress(front_end):
+def test_quick_replays_show_no_progress(front_end, quick):
     """What is done within a second is one display, the report."""
     publisher = front_end.shell.display_pub = CapturingDisplayPublisher()
     front_end.shell.run_cell("%gpumem_whatif run.pickle.gz --set '' -j 1")
