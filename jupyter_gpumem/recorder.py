@@ -11,6 +11,7 @@ from .devices.history import History
 from .errors import RecordingError
 from .recording import KEY, Recording, write_recording
 from .records import RecorderStatus
+from .saving import check_place
 
 if TYPE_CHECKING:
     import os
@@ -160,7 +161,8 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
         stacks: whether to record where each allocation is made.
 
     Raises:
-        RecordingError: a recording is running already, or the file cannot be written.
+        RecordingError: a recording is running already, or the file cannot be written; the block is not run then,
+            unless that shows only at its end.
         UnavailableError: there is no PyTorch or no GPU to record.
     """
 
@@ -169,9 +171,12 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
     ) -> None:
         self.recording: Recording | None = None
         self._path = path
+        self._place: Path | None = None
         self._options = (max_entries, stacks)
 
     def __enter__(self) -> record:
+        # Before the block, which may take hours; and where it is now, wherever the block goes.
+        self._place = None if self._path is None else check_place(self._path)
         RECORDER.start(self._options[0], stacks=self._options[1])
         return self
 
@@ -185,5 +190,5 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
                 self.recording = RECORDER.stop()
             finally:
                 RECORDER.end()
-            if self._path is not None:
-                write_recording(self.recording.snapshot, self._path)
+            if self._place is not None:
+                write_recording(self.recording.snapshot, self._place)

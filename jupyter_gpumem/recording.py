@@ -7,7 +7,6 @@ for what a replay needs and PyTorch leaves out. Without it much can still be sai
 from __future__ import annotations
 
 import gzip
-import tempfile
 from array import array
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,6 +20,7 @@ from .allocator.settings import AllocatorSettings
 from .allocator.start import Held, held_at_start, pool_of
 from .allocator.trace import LARGEST, Circumstances, Trace, add_start
 from .errors import InvalidValueError, RecordingError
+from .saving import save_whole
 from .units import format_bytes
 from .unpickling import dump_plain, load_plain
 
@@ -228,7 +228,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 def write_recording(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> Path:
     """Save a snapshot so that this package and PyTorch's own viewer can read it; packed if the name ends in `.gz`.
 
-    A file of that name is replaced only once the new one is complete.
+    A file of that name is replaced only once the new one is complete; what is no ordinary file is left alone.
 
     Raises:
         RecordingError: the snapshot is not of PyTorch's format, or the file cannot be written.
@@ -238,16 +238,7 @@ def write_recording(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> P
     data = dump_plain(snapshot, _PROTOCOL)
     if target.name.endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-        temporary.replace(target)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise RecordingError(f"{str(target)!r} cannot be written: {error.strerror}; name another place") from error
+    save_whole(target, data)
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import os
 import pickle
 import sys
 import threading
@@ -65,6 +66,12 @@ def then_raise(error, *steps):
     for step in steps:
         step()
     raise error
+
+
+def work_in(torch, folder):
+    """Work, after which the folder is gone."""
+    torch.work()
+    folder.rmdir()
 
 
 # Starting and stopping
@@ -589,13 +596,34 @@ def test_a_block_that_cannot_be_read_ends_all_the_same(torch):
 
 
 def test_a_block_that_cannot_be_saved_is_still_kept(torch, tmp_path):
-    """A file that cannot be written is told; the recording is in the object and is the last one."""
-    block = record(tmp_path / "missing" / "run.pickle")
+    """A file that can no longer be written is told; the recording is in the object and is the last one."""
+    place = tmp_path / "folder"
+    place.mkdir()
+    block = record(place / "run.pickle")
     with pytest.raises(RecordingError, match="cannot be written"), block:
-        torch.work()
+        work_in(torch, place)
     assert len(block.recording.events(0)) == 4
     assert recorder.RECORDER.recording() is block.recording
     assert not torch.enabled
+
+
+@pytest.mark.parametrize("place", ["missing/run.pickle", "", "."])
+def test_a_block_that_could_not_be_saved_does_not_run(torch, tmp_path, monkeypatch, place):
+    """A place where nothing can be saved is refused at once, not after hours of training."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordingError, match=r"cannot be written|is a directory"), record(place):
+        pytest.fail("the block must not run")
+    assert not torch.enabled
+
+
+def test_a_block_is_saved_where_it_began(torch, tmp_path, monkeypatch):
+    """The name is taken as it was meant where the block begins, also if the block goes to another folder."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with record("run.pickle"):
+        torch.work()
+        os.chdir("elsewhere")
+    assert len(read_recording(tmp_path / "run.pickle").events(0)) == 4
 
 
 def test_blocks_do_not_nest(torch):

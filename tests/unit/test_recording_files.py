@@ -8,6 +8,7 @@ import os
 import pickle
 import pickletools
 import random
+import stat
 import struct
 import zipfile
 import zlib
@@ -181,12 +182,55 @@ def test_written_recordings_are_read_back(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_saved_file_is_as_accessible_as_others(tmp_path):
+    """A new file has the rights of any new file, one that was there keeps its own, and a link stays a link."""
+    (tmp_path / "any").write_bytes(b"")
+    new, old, link = (tmp_path / f"{name}.pickle" for name in ("new", "old", "link"))
+    old.write_bytes(b"old")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    write_recording(snapshot(), new)
+    assert write_recording(snapshot(), link) == link
+    assert stat.S_IMODE(new.stat().st_mode) == stat.S_IMODE((tmp_path / "any").stat().st_mode)
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+    assert link.is_symlink()
+    assert read_recording(old).snapshot == snapshot()
+
+
+def test_what_is_no_ordinary_file_is_left_alone(tmp_path):
+    """A pipe is not replaced by a recording, and neither is what a link to it leads to: a device would be gone."""
+    pipe, link = tmp_path / "pipe.pickle", tmp_path / "link.pickle"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(RecordingError, match="is a device or a pipe, not a file; name another place"):
+            write_recording(snapshot(), path)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_saving_that_ends_halfway_leaves_what_was_there(tmp_path, monkeypatch, error):
+    """A full disk or an interrupt costs neither the old file nor leaves half of a new one."""
+    path = tmp_path / "a.pickle"
+    path.write_bytes(b"old")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises((RecordingError, KeyboardInterrupt)):
+        write_recording(snapshot(), path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
 def test_what_cannot_be_written_says_so(tmp_path):
     """A folder that is not there, and a dict that is no snapshot, are refused; nothing is left behind."""
-    with pytest.raises(RecordingError, match="cannot be written"):
-        write_recording(snapshot(), tmp_path / "no" / "a.pickle")
+    for path in (tmp_path / "no" / "a.pickle", "a\0b"):
+        with pytest.raises(RecordingError, match="cannot be written"):
+            write_recording(snapshot(), path)
     (tmp_path / "dir.pickle").mkdir()
-    with pytest.raises(RecordingError, match="cannot be written"):
+    with pytest.raises(RecordingError, match="is a directory; name a file in it"):
         write_recording(snapshot(), tmp_path / "dir.pickle")
     with pytest.raises(RecordingError, match="neither"):
         write_recording({"a": 1}, tmp_path / "b.pickle")
