@@ -48,7 +48,7 @@ def recommended(rows: list[tuple[AllocatorSettings, Replay]]) -> int | None:
 
     Among those that come within a little of the lowest peak, the simplest.
     """
-    usable = [n for n, (choice, _) in enumerate(rows) if n and not _unsafe(choice)]
+    usable = [n for n, (choice, _) in enumerate(rows) if choice != rows[0][0] and not _unsafe(choice)]
     lowest = min(usable, key=lambda n: cost(*rows[n]), default=None)
     if lowest is None:
         return None

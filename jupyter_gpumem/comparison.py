@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .allocator.check import Check, check
-from .allocator.replay import Conditions, Replay, replay
+from .allocator.replay import Conditions, Replay, replay, reserved_at_start
 from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
 from .choices import Search, cost, recommended
 from .errors import InvalidValueError
-from .reasons import explain, notes_on_chance, notes_on_delays, notes_on_numbers
+from .reasons import explain, note_on_the_start, notes_on_chance, notes_on_delays, notes_on_numbers
 from .recording import Recording, read_recording
 from .records import Record
 from .units import MiB, parse_bytes
@@ -49,7 +49,8 @@ class WhatIfRow(Record):
         recorded: whether these are the recorded settings, with which the others are compared.
         as_recorded: whether the numbers are those of the recorded run itself, which its replay repeats exactly. False
             for every other row, and for the recorded settings on another card, under another cap, after a check that
-            was not passed, or where exceptional delays of other streams were left out.
+            was not passed, where exceptional delays of other streams were left out, or where the cache was filled when
+            the recording began.
         best: whether this is the choice to recommend.
         peak_allocated, peak_reserved: the highest value of each counter in bytes. Allocated bytes are those of blocks:
             which of them are up to 1 MiB larger than their requests depends on addresses, which differ from run to run.
@@ -186,8 +187,9 @@ def whatif(
     search = Search(recorded, recording.extra.get("torch"), capped=conditions.limit is not None)
     first = search.sensible() if chosen is None else chosen
     # Under other circumstances what was recorded is no longer the reference: the model's own answer is. The others
-    # have none of the delays that were an exception, and so must it.
-    own = memory is not None or conditions.limit != circumstances.limit or bool(trace.prompt)
+    # have none of the delays that were an exception, and an empty cache at the start, and so must it.
+    filled = trace.reserved != reserved_at_start(trace, recorded, conditions)
+    own = memory is not None or conditions.limit != circumstances.limit or bool(trace.prompt) or filled
     checks: list[tuple[Check, Replay]] = []
     references: list[Replay] = []
 
@@ -211,7 +213,10 @@ def whatif(
         asked = range(len(rows)) if trace.total <= _LONG else [] if best is None else [best]
         others = _otherwise(trace, rows, [n for n in asked if n or reference is not as_recorded], run)
     whole_card = memory is not None and not conditions.outside
-    assumed = [*recording.notes, *trace.notes, *notes_on_delays(trace, as_recorded if checked.exact else None)]
+    own_run = as_recorded if checked.exact else None
+    assumed = [*recording.notes, *trace.notes, *notes_on_delays(trace, own_run)]
+    if filled:
+        assumed.append(note_on_the_start(trace, own_run))
     return WhatIf(
         recording=recording.to_dict(),
         device=device,

@@ -58,6 +58,19 @@ def notes_on_delays(trace: Trace, recorded: Replay | None) -> list[str]:
     return [note if recorded is None else f"{note} (with them the peak was {format_bytes(recorded.peak_reserved)})"]
 
 
+def note_on_the_start(trace: Trace, recorded: Replay | None) -> str:
+    """Say what the recorded run began with and no row does, and what that run, if it is known, came to with it."""
+    alive = sum(block[1] for block in trace.start)
+    held, begins = (
+        ("nothing was alive in them", "") if not alive else (f"{format_bytes(alive)} were alive", "these and ")
+    )
+    note = (
+        f"{format_bytes(trace.reserved)} were reserved before the first recorded event, and {held}: every row, the "
+        f"recorded settings' included, begins with {begins}an empty cache"
+    )
+    return note if recorded is None else f"{note} (the recorded run's peak was {format_bytes(recorded.peak_reserved)})"
+
+
 def notes_on_numbers(
     trace: Trace, rows: list[tuple[AllocatorSettings, Replay]], limit: int | None, *, whole_card: bool
 ) -> list[str]:

@@ -272,14 +272,24 @@ def replay(
             hands out addresses strictly downwards, not as in a typical process, and every delay of other streams
             happens again.
     """
+    run = Player(trace, _allocator(settings, conditions, otherwise=otherwise), looks=looks, delays=otherwise)
+    run.start()
+    run.run()
+    return run.result()
+
+
+def reserved_at_start(trace: Trace, settings: AllocatorSettings, conditions: Conditions) -> int:
+    """Return the bytes that a replay has reserved before the first event, for what was alive then and nothing else."""
+    run = Player(trace, _allocator(settings, conditions))
+    run.start()
+    return run.allocator.reserved
+
+
+def _allocator(settings: AllocatorSettings, conditions: Conditions, *, otherwise: bool = False) -> Allocator:
     total = conditions.total_memory
     limit = conditions.limit
     if settings.per_process_memory_fraction < 1 and total is not None:
         limit = int(settings.per_process_memory_fraction * total)
     capacity = None if total is None else max(0, total - conditions.outside)
     driver = TopDownDriver(capacity) if otherwise else ProcessDriver(capacity)
-    allocator = Allocator(settings, total_memory=total, limit=limit, driver=driver)
-    run = Player(trace, allocator, looks=looks, delays=otherwise)
-    run.start()
-    run.run()
-    return run.result()
+    return Allocator(settings, total_memory=total, limit=limit, driver=driver)

@@ -19,6 +19,7 @@ from jupyter_gpumem.allocator import worker
 from jupyter_gpumem.allocator.check import check
 from jupyter_gpumem.allocator.replay import Conditions, replay
 from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.choices import recommended
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import GpumemError, InvalidValueError, RecordingError
 from jupyter_gpumem.recording import Recording, read_recording, write_recording
@@ -409,6 +410,53 @@ def test_doubt_is_told():
     assert not any("differ" in note for note in other.notes), "the check says it"
     assert not other.results[0].as_recorded
     assert other.results[0] == replace(whatif(Recording(wrong), ["expandable_segments:True"]).results[1], recorded=True)
+
+
+@pytest.mark.parametrize(("name", "first"), [("resnet50-default", 15000), ("transformer-default", 3000)])
+def test_a_cache_filled_before_the_recording_is_no_gain(name, first):
+    """What the cache held when a recording began is in no row: the same settings come to the same, and help nothing."""
+    source = recording(name)
+    cut = Recording({**source.snapshot, "device_traces": [source.events(0)[first:]]})
+    result = whatif(cut, ["", "max_split_size_mb:2000"])
+    peak = source.trace(0).highest
+    assert result.check.exact
+    assert [row.gain for row in result.results] == [0, 0, 0]
+    assert result.results[0].peak_reserved < peak
+    assert (result.best, result.results[0].as_recorded) == (None, False)
+    said = next(note for note in result.notes if "were reserved before the first recorded event" in note)
+    assert said.endswith(f"an empty cache (the recorded run's peak was {format_bytes(peak)})")
+
+
+def test_live_blocks_without_a_cache_leave_the_recorded_run_the_reference():
+    """A recording that begins when a model is on the card, and nothing else, is compared with itself."""
+    actions = ("segment_alloc", "alloc", "free_requested", "free_completed")
+    events = [{"action": action, "addr": BASE + 64 * MiB, "size": 40 * MiB, "stream": 0} for action in actions]
+    segments = [
+        {
+            "device": 0,
+            "address": address,
+            "total_size": size,
+            "stream": 0,
+            "segment_type": "large",
+            "blocks": [{"address": address, "size": size, "requested_size": size, "state": state}],
+        }
+        for address, size, state in (
+            (BASE, 30 * MiB, "active_allocated"),
+            (BASE + 64 * MiB, 40 * MiB, "inactive"),
+        )
+    ]
+    result = whatif(Recording({"segments": segments, "device_traces": [events]}), [""])
+    assert result.check.exact
+    assert result.results[0].as_recorded
+    assert [row.peak_reserved for row in result.results] == [70 * MiB, 70 * MiB]
+
+
+def test_the_recorded_settings_are_never_the_advice():
+    """Where they need less with another order of addresses, it is not the settings that make the difference."""
+    worse = replay(recording().trace(0), AllocatorSettings.parse("max_split_size_mb:128"), Conditions())
+    better = replay(recording().trace(0), AllocatorSettings(), Conditions())
+    assert better.peak_reserved < worse.peak_reserved
+    assert recommended([(AllocatorSettings(), worse), (AllocatorSettings(), better)]) is None
 
 
 def test_the_device_with_the_most_events_is_taken():
