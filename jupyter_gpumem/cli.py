@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import report
 from .comparison import whatif
 from .demo import make_demo
-from .errors import GpumemError
+from .errors import GpumemError, RecordingError
 from .overview import status
 from .recording import read_recording
 from .report.progress import Progress
@@ -46,18 +46,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets a `?`, not a traceback
     options = _parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
-        print(end="", flush=True)
+        code, text = options.run(options)
+        return code if _printed(text) else 1
     except GpumemError as error:
         print(report.printable(f"jupyter gpumem: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # `... | head`: nobody reads on. What is left must go somewhere when Python ends, or Python complains.
+
+
+def _printed(text: str) -> bool:
+    """Print what a command has to say; false when nobody takes it, which is said unless it was a reader who left."""
+    if sys.stdout is None:  # closed by whoever started us
+        print("jupyter gpumem: the output cannot be written: it is closed", file=sys.stderr)
+        return False
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # `... | head`
+            print(f"jupyter gpumem: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # What is left must go somewhere when Python ends, or Python complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code
+        return False
+    return True
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,8 +146,8 @@ def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON: sizes in bytes, missing ones as null")
 
 
-def _show(record: Record, *, as_json: bool) -> None:
-    print(json.dumps(record.to_dict(), indent=1) if as_json else _text(report.sheets(record)))
+def _shown(record: Record, *, as_json: bool) -> str:
+    return json.dumps(record.to_dict(), indent=1) if as_json else _text(report.sheets(record))
 
 
 def _text(sheets: list[report.Sheet]) -> str:
@@ -144,54 +155,46 @@ def _text(sheets: list[report.Sheet]) -> str:
     return report.to_text(sheets, report.terminal_width())
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: argparse.Namespace) -> tuple[int, str]:
     found = status()
     if all(one.counters is None for one in found.devices):
         # What this process has done with a GPU says nothing: those that were asked about are others.
         missing = None if found.devices else _NO_CARD
         found = dataclasses.replace(found, missing=missing)
-    _show(found, as_json=options.json)
-    return 0 if found.devices else 1
+    return 0 if found.devices else 1, _shown(found, as_json=options.json)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> tuple[int, str]:
     recording = read_recording(options.file)
+    if not recording.devices:
+        raise RecordingError(f"{recording.source} holds neither segments nor events; record while memory is in use")
     if not any(map(recording.events, recording.devices)):  # a snapshot of the memory alone: nothing to replay
         about: dict[str, Any] = {"recording": recording.to_dict(), "check": None, "results": []}
-        print(json.dumps(about, indent=1) if options.json else _text(report.recording_sheets(recording)))
-        return 0
+        return 0, json.dumps(about, indent=1) if options.json else _text(report.recording_sheets(recording))
     result = _compared(recording, options)
     if options.json:
-        print(json.dumps(result.to_dict(), indent=1))
-    else:
-        print(_text([*report.recording_sheets(recording), *report.whatif_sheets(result)]))
-    return 0
+        return 0, json.dumps(result.to_dict(), indent=1)
+    return 0, _text([*report.recording_sheets(recording), *report.whatif_sheets(result)])
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _demo(options: argparse.Namespace) -> tuple[int, str]:
     demo = make_demo()
     with Progress.on_terminal(sys.stderr) as progress:
         result = whatif(demo.recording, jobs=options.jobs, progress=progress)
     if options.json:
-        print(json.dumps({"status": demo.status.to_dict(), **result.to_dict()}, indent=1))
-        return 0
-    recorded = (*report.recording_sheets(demo.recording), *report.sheets(result))
-    print(
-        _text(
-            [
-                report.Sheet((_DEMO[0],)),
-                *report.sheets(demo.status),
-                *recorded,
-                report.Sheet(_DEMO[1:2], notes=_DEMO[2:]),
-            ]
-        )
-    )
-    return 0
+        return 0, json.dumps({"status": demo.status.to_dict(), **result.to_dict()}, indent=1)
+    sheets = [
+        report.Sheet((_DEMO[0],)),
+        *report.sheets(demo.status),
+        *report.recording_sheets(demo.recording),
+        *report.sheets(result),
+        report.Sheet(_DEMO[1:2], notes=_DEMO[2:]),
+    ]
+    return 0, _text(sheets)
 
 
-def _whatif(options: argparse.Namespace) -> int:
-    _show(_compared(read_recording(options.file), options), as_json=options.json)
-    return 0
+def _whatif(options: argparse.Namespace) -> tuple[int, str]:
+    return 0, _shown(_compared(read_recording(options.file), options), as_json=options.json)
 
 
 def _compared(recording: Recording, options: argparse.Namespace) -> WhatIf:

@@ -383,6 +383,16 @@ BAD_VALUES = {
 }
 
 
+def test_a_report_of_nothing_is_refused(command, tmp_path):
+    """A snapshot that holds nothing at all would be an empty report."""
+    path = tmp_path / "empty.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[], []]}))
+    for arguments in ((), ("--json",)):
+        done = command("report", str(path), *arguments)
+        said = "empty.pickle holds neither segments nor events; record while memory is in use"
+        assert (done.code, done.out, done.err) == (2, "", f"jupyter gpumem: {said}\n")
+
+
 @pytest.mark.parametrize("arguments", BAD_VALUES)
 def test_values_that_make_no_sense_are_refused(command, arguments):
     """Bad settings, sizes and devices: exit code 2 and one line that says what is wrong."""
@@ -438,6 +448,22 @@ def test_a_closed_pipe_is_no_error_to_talk_about(arguments):
     done = installed(*arguments, stdout=writing)
     os.close(writing)
     assert (done.code, done.err) == (1, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+@pytest.mark.parametrize("arguments", [("status",), ("whatif", RESNET, "--set", ""), ("report", CAPPED, "--json")])
+def test_a_full_disk_is_one_line(arguments):
+    """What cannot be written is said in one line, with the code of a command that showed nothing."""
+    with open("/dev/full", "wb") as full:
+        done = installed(*arguments, stdout=full)
+    assert (done.code, done.err) == (1, "jupyter gpumem: the output cannot be written: No space left on device\n")
+
+
+def test_a_closed_output_is_one_line(command, monkeypatch):
+    """Started without an output (`>&-`), a command says so."""
+    monkeypatch.setattr(sys, "stdout", None)
+    done = command("whatif", RESNET, "--set", "")
+    assert (done.code, done.err) == (1, "jupyter gpumem: the output cannot be written: it is closed\n")
 
 
 # Progress
