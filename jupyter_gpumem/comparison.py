@@ -62,7 +62,8 @@ class WhatIfRow(Record):
         stranded: bytes that could not have been given back at that moment, though nothing lived in them.
         retries: requests for which the whole cache was flushed.
         device_allocations, device_frees: calls of the driver; a free waits for the device.
-        ooms, first_oom: requests that failed, and the recorded event at which the first one did.
+        ooms, first_oom: requests that failed, and the recorded event at which the first one did; -1 where already what
+            was alive before the first event does not fit.
         saved_ooms: requests that failed when they were recorded and find memory here.
         gain: bytes by which the reserved peak is below the recorded settings'; negative when it is above.
         gain_percent: the same in percent.

@@ -198,10 +198,10 @@ class Recording:
             )
             add_start(trace, _living(segments, trace))
             if trace.start:
-                size = format_bytes(sum(block[1] for block in trace.start))
+                count, size = len(trace.start), format_bytes(sum(block[1] for block in trace.start))
+                made = "one allocation" if count == 1 else f"{count:,} allocations"
                 trace.notes.append(
-                    f"{len(trace.start)} allocations ({size}) were made before the first recorded event: how they lay "
-                    f"under other settings is unknown"
+                    f"{made} ({size}) before the first recorded event: how that lay under other settings is unknown"
                 )
             self._traces[device] = (trace, held_at_start(segments, trace))
         return self._traces[device]

@@ -54,8 +54,12 @@ def _row(row: WhatIfRow, changes: tuple[tuple[int, str], ...]) -> tuple[str, ...
         format_bytes(row.stranded),
         f"{row.retries:,}",
         f"{row.device_allocations + row.device_frees:,}",
-        f"{row.ooms:,} ({row.first_oom:,})" if row.ooms and row.first_oom is not None else f"{row.ooms:,}",
+        f"{row.ooms:,}" if row.first_oom is None else f"{row.ooms:,} ({_event(row.first_oom)})",
     )
+
+
+def _event(index: int) -> str:
+    return "start" if index < 0 else f"{index:,}"
 
 
 def _peak(row: WhatIfRow) -> str:
@@ -98,8 +102,11 @@ def _fits(result: WhatIf) -> list[str]:
     through = [row for row in result.results if not row.ooms]
     if through:
         return [f"It gets through under {len(through)} of the {len(result.results)} choices."]
-    latest = max((row.first_oom or 0 for row in result.results), default=0)
-    return [f"It does not get through under any of these: every one has failed by event {latest:,}."]
+    latest = max(row.first_oom for row in result.results if row.first_oom is not None)
+    when = "every one has failed before the first event, for what was alive then does not fit"
+    if latest >= 0:
+        when = f"every one has failed by event {latest:,}"
+    return [f"It does not get through under any of these: {when}."]
 
 
 def _checked(result: WhatIf) -> str:

@@ -34,6 +34,16 @@ def contradicted():
     return Recording({**recording().snapshot, "allocator_settings": {"expandable_segments": True}}, "changed.pickle")
 
 
+def begun():
+    """Return a recording that begins when one block is alive and more is in the cache, and goes on with a small one."""
+    parts = ((30, "active_allocated"), (40, "inactive"))
+    blocks = [{"size": size * MiB, "requested_size": size * MiB, "state": state} for size, state in parts]
+    segment = {"device": 0, "address": BASE, "total_size": 70 * MiB, "stream": 0, "blocks": blocks}
+    event = {"addr": BASE + 30 * MiB, "size": 15 * MiB, "stream": 0}
+    events = [event | {"action": action} for action in ("alloc", "free_requested", "free_completed")]
+    return Recording({"segments": [segment], "device_traces": [events]}, "begun.pickle")
+
+
 EXPANDABLE = "expandable_segments:True"
 UNSAFE = f"max_split_size_mb:512,{EXPANDABLE}"
 CAPPED = "encoder-default-cap4.3-oom"
@@ -48,6 +58,7 @@ WHATIF = {
     "whatif_check_not_passed": lambda: whatif(contradicted(), ["", EXPANDABLE]),
     "whatif_unsafe": lambda: whatif(recording(), [UNSAFE, "garbage_collection_threshold:0.8"]),
     "whatif_defaults_are_best": lambda: whatif(recording("encoder-maxsplit128"), [""]),
+    "whatif_start_does_not_fit": lambda: whatif(begun(), [EXPANDABLE], limit="20MiB"),
     "whatif_unknown_card": lambda: whatif(without_extra(), [EXPANDABLE]),
 }  # fmt: skip
 STATUS = {
