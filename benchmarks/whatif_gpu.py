@@ -269,7 +269,7 @@ def compare_set(folder) -> tuple[dict, dict]:
             }
             rows = dict(zip(wanted, result.results[1:], strict=True))
             if "cap" in real and source != "cap":
-                capped = gm.whatif(recording, [""], limit=real["cap"].limit)
+                capped = gm.whatif(recording, [""], limit=real["cap"].circumstances(0).limit)
                 rows["cap"] = capped.results[1]
             for target, row in rows.items():
                 if target != source:

@@ -215,11 +215,11 @@ def whatif(
         others = _otherwise(trace, rows, [n for n in asked if n or reference is not as_recorded], run)
     whole_card = memory is not None and not conditions.outside
     own_run = as_recorded if checked.exact else None
-    assumed = [*recording.notes, *trace.notes, *notes_on_delays(trace, own_run)]
+    assumed = [*recording.notes(device), *trace.notes, *notes_on_delays(trace, own_run)]
     if filled:
         assumed.append(note_on_the_start(trace, own_run))
     return WhatIf(
-        recording=recording.to_dict(),
+        recording=recording.to_dict(device),
         device=device,
         memory=conditions.total_memory,
         limit=conditions.limit,
@@ -317,7 +317,7 @@ def _settings(choice: Any) -> AllocatorSettings:
 
 def _device(recording: Recording, device: int | None) -> int:
     if device is None:
-        return max(recording.devices, key=lambda index: len(recording.events(index)), default=0)
+        return recording.busiest
     if device not in recording.devices:
         known = ", ".join(map(str, recording.devices)) or "none"
         raise InvalidValueError(f"{recording.source} has no device {_shown(device)}; it has {known}")

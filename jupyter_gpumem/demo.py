@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from .allocator.tape import TapedAllocator
 from .devices import counters
 from .fragments import fragmentation
-from .recording import KEY, Recording
+from .recording import Recording
 from .records import Device, DeviceStatus, DriverMemory, Status
+from .snapshots import KEY
 from .units import GiB
 
 _CARD = Device("cuda", 0, "a made-up card", 24 * GiB)

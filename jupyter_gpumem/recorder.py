@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from .devices import check_context
 from .devices.history import History
 from .errors import RecordingError
-from .recording import KEY, Recording, write_recording
+from .recording import Recording, write_recording
 from .records import RecorderStatus
 from .saving import check_place
+from .snapshots import KEY
 
 if TYPE_CHECKING:
     import os

@@ -7,33 +7,25 @@ for what a replay needs and PyTorch leaves out. Without it much can still be sai
 from __future__ import annotations
 
 import gzip
-from array import array
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .allocator.changes import check_changes, notes_on_changes, settings_over_time
+from .allocator.changes import notes_on_changes, settings_over_time
 from .allocator.compiler import compile_trace
 from .allocator.settings import AllocatorSettings
 from .allocator.start import Held, held_at_start, pool_of
-from .allocator.trace import LARGEST, Circumstances, Trace, add_start
+from .allocator.trace import Circumstances, Trace, add_start
 from .errors import InvalidValueError, RecordingError
 from .saving import save_whole
+from .snapshots import CHECKED_AT_ONCE, KEY, OTHERS, check_events, check_snapshot
 from .units import format_bytes
 from .unpickling import dump_plain, load_plain
 
 if TYPE_CHECKING:
     import os
 
-KEY = "jupyter_gpumem"
-
 _PROTOCOL = 4  # PyTorch's own viewer reads no newer one
-_MOST_DEVICES = 1024
-_LONGEST_NAME = 200
-_CHECKED_AT_ONCE = 100_000
-"""Longer traces are checked when their events are first asked for: reading stays about as fast as unpickling."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,19 +36,18 @@ class Recording:
         snapshot: the dict as it was saved; the events of a long trace in it are unchecked, `events` checks them.
         source: where it comes from, for messages.
         settings: the allocator settings in force when it was saved.
-        notes: what could not be understood or is missing, one sentence each.
     """
 
     snapshot: dict[str, Any]
     source: str = "recording"
     settings: AllocatorSettings = field(init=False, default_factory=AllocatorSettings)
-    notes: list[str] = field(init=False, default_factory=list)
+    _notes: list[str] = field(init=False, default_factory=list)
     _checked: set[int] = field(init=False, default_factory=set)
     _memory_events: dict[int, list[dict[str, Any]]] = field(init=False, default_factory=dict)
     _traces: dict[int, tuple[Trace, list[Held]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.snapshot)
+        check_snapshot(self.snapshot)
         extra = self.snapshot.get(KEY, {})
         conf = extra.get("settings", extra.get("alloc_conf"))
         try:
@@ -64,12 +55,8 @@ class Recording:
                 self.snapshot.get("allocator_settings", {}), conf if isinstance(conf, str) else None
             )
         except InvalidValueError as error:
-            self.notes.append(f"the recorded settings are not understood and taken as PyTorch's defaults: {error}")
-        self.notes += notes_on_changes(extra)
-        if "total_memory" not in extra:
-            self.notes.append("the size of the device was not recorded: memory is taken as unlimited")
-        if "memory_fraction" not in extra:
-            self.notes.append("the memory cap was not recorded: taken as none")
+            self._notes.append(f"the recorded settings are not understood and taken as PyTorch's defaults: {error}")
+        self._notes += notes_on_changes(extra)
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -83,17 +70,24 @@ class Recording:
         return tuple(traced) or tuple(sorted({s.get("device", 0) for s in self.snapshot.get("segments", ())}))
 
     @property
-    def total_memory(self) -> int | None:
-        """Bytes of the device, or `None` when that was not recorded."""
-        return self.extra.get("total_memory")
+    def busiest(self) -> int:
+        """The device with the most events; 0 without any."""
+        return max(self.devices, key=self._count, default=0)
 
-    @property
-    def limit(self) -> int | None:
-        """The cap on reserved bytes, or `None` without one."""
-        fraction = self.extra.get("memory_fraction", self.settings.per_process_memory_fraction)
-        if self.total_memory is None or fraction >= 1:
-            return None
-        return int(fraction * self.total_memory)
+    def card(self, device: int) -> dict[str, Any]:
+        """Return what was saved about a device beside PyTorch's own: name, total memory, memory fraction, counters."""
+        if self.extra.get("device", device) == device:
+            return self.extra
+        return next((card for card in self.extra.get(OTHERS, ()) if card["device"] == device), {})
+
+    def notes(self, device: int) -> list[str]:
+        """Return what could not be understood, or is missing about a device, one sentence each."""
+        notes, card = list(self._notes), self.card(device)
+        if "total_memory" not in card:
+            notes.append("the size of the device was not recorded: memory is taken as unlimited")
+        if "memory_fraction" not in card:
+            notes.append("the memory cap was not recorded: taken as none")
+        return notes
 
     def events(self, device: int) -> list[dict[str, Any]]:
         """Return PyTorch's trace entries of a device, oldest first; empty without a trace.
@@ -103,9 +97,9 @@ class Recording:
         """
         traces = self.snapshot.get("device_traces", [])
         events: list[dict[str, Any]] = traces[device] if 0 <= device < len(traces) else []
-        if len(events) > _CHECKED_AT_ONCE and device not in self._checked:
+        if len(events) > CHECKED_AT_ONCE and device not in self._checked:
             try:
-                _check_events(device, events)
+                check_events(device, events)
             except RecordingError as error:
                 raise RecordingError(f"{self.source} is not a recording: {error}") from None
             self._checked.add(device)
@@ -118,7 +112,8 @@ class Recording:
     def circumstances(self, device: int) -> Circumstances:
         """Return under what a device's trace was recorded."""
         start, changes = settings_over_time(self.extra, self.events(device), self.settings)
-        return Circumstances(start, self.limit, self.total_memory, self._outside(device), changes)
+        total = self.card(device).get("total_memory")
+        return Circumstances(start, self._limit(device), total, self._outside(device), changes)
 
     def trace(self, device: int) -> Trace:
         """Return a device's trace, ready to be replayed; the same object every time.
@@ -136,22 +131,35 @@ class Recording:
         """
         return self._prepared(device)[1]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what identifies the recording, ready for `json.dump`; not its events."""
+    def to_dict(self, device: int | None = None) -> dict[str, Any]:
+        """Return what identifies the recording, ready for `json.dump`; not its events.
+
+        Args:
+            device: whose card is described; by default the one with the most events.
+        """
+        device = self.busiest if device is None else device
+        card = self.card(device)
         return {
             "source": self.source,
             "torch": self.extra.get("torch"),
-            "device_name": self.extra.get("device_name"),
-            "total_memory": self.total_memory,
-            "limit": self.limit,
+            "device_name": card.get("device_name"),
+            "total_memory": card.get("total_memory"),
+            "limit": self._limit(device),
             "settings": str(self.settings),
             "devices": {str(index): self._count(index) for index in self.devices},
-            "notes": list(self.notes),
+            "notes": self.notes(device),
         }
 
     def __repr__(self) -> str:
         events = sum(map(self._count, self.devices))
         return f"<Recording {self.source}: {events:,} events, {len(self.snapshot.get('segments', ())):,} segments>"
+
+    def _limit(self, device: int) -> int | None:
+        """Return the cap on a device's reserved bytes, or `None` without one."""
+        card = self.card(device)
+        fraction = card.get("memory_fraction", self.settings.per_process_memory_fraction)
+        total = card.get("total_memory")
+        return None if total is None or fraction >= 1 else int(fraction * total)
 
     def _count(self, device: int) -> int:
         traces = self.snapshot.get("device_traces", [])
@@ -166,7 +174,8 @@ class Recording:
 
     def _outside(self, device: int) -> int:
         """Return the bytes of the device that others held when a request failed, as far as that was recorded."""
-        if self.total_memory is None:
+        total = self.card(device).get("total_memory")
+        if total is None:
             return 0
         level, failures = 0, []
         for event in self._about_memory(device):
@@ -175,7 +184,7 @@ class Recording:
             elif isinstance(event.get("device_free"), int):
                 failures.append((event["device_free"], level))
         start = _total(self.segments(device)) - level
-        found = [self.total_memory - free - level - start for free, level in failures]
+        found = [total - free - level - start for free, level in failures]
         return max(0, *found) if found else 0
 
     def _prepared(self, device: int) -> tuple[Trace, list[Held]]:
@@ -234,7 +243,7 @@ def write_recording(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> P
         RecordingError: the snapshot is not of PyTorch's format, or the file cannot be written.
     """
     target = Path(path)
-    _check(snapshot)
+    check_snapshot(snapshot)
     data = dump_plain(snapshot, _PROTOCOL)
     if target.name.endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)
@@ -273,113 +282,3 @@ def _living(segments: list[dict[str, Any]], trace: Trace) -> list[tuple[int, int
                 living.append((address, requested, segment.get("stream", 0), pool if pool != (0, 0) else None))
             address += block["size"]
     return living
-
-
-# Whether it is what PyTorch writes. A trace has millions of events: each is looked at by C code only.
-
-
-def _check(data: Any) -> None:
-    if not isinstance(data, dict):
-        raise RecordingError(f"it holds a {type(data).__name__}, not the dict of a memory snapshot")
-    if not data.keys() & {"segments", "device_traces"}:
-        keys = ", ".join(repr(key) for key in list(data)[:3])
-        raise RecordingError(f"it has neither 'segments' nor 'device_traces', but {keys[:60] or 'nothing'}")
-    segments, traces = data.get("segments", []), data.get("device_traces", [])
-    if not isinstance(segments, list) or not isinstance(traces, list):
-        raise RecordingError("its 'segments' and 'device_traces' must be lists")
-    if len(traces) > _MOST_DEVICES:
-        raise RecordingError(f"it has traces of {len(traces):,} devices")
-    for number, segment in enumerate(segments):
-        _check_segment(number, segment)
-    for device, events in enumerate(traces):
-        if not isinstance(events, list):
-            raise RecordingError(f"its trace of device {device} is not a list of events")
-        if len(events) <= _CHECKED_AT_ONCE:
-            _check_events(device, events)
-    _check_extra(data)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST
-
-
-def _is_address(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 64
-
-
-def _check_segment(number: int, segment: Any) -> None:
-    where = f"its segment {number}"
-    if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
-        raise RecordingError(f"{where} is not a dict with a list of blocks")
-    pool = segment.get("segment_pool_id", (0, 0))
-    if not (
-        _is_address(segment.get("address"))
-        and _is_size(segment.get("total_size"))
-        and type(segment.get("device", 0)) is int
-        and 0 <= segment.get("device", 0) < _MOST_DEVICES
-        and type(segment.get("stream", 0)) is int
-        and -(1 << 63) <= segment.get("stream", 0) < 1 << 64
-        and isinstance(segment.get("segment_type", ""), str)
-        and isinstance(pool, (list, tuple))
-        and len(pool) == 2
-        and all(type(part) is int for part in pool)
-    ):
-        raise RecordingError(f"{where} has an impossible address, size, device, stream, type or pool")
-    inside = 0
-    for block in segment["blocks"]:
-        if not (
-            isinstance(block, dict)
-            and _is_size(block.get("size"))
-            and isinstance(block.get("state"), str)
-            and _is_size(block.get("requested_size", 0))
-            and _is_address(block.get("address", 0))
-        ):
-            raise RecordingError(f"{where} has a block with an impossible size, state or address")
-        inside += block["size"]
-    if inside > segment["total_size"]:
-        raise RecordingError(f"{where} has {inside:,} bytes of blocks in {segment['total_size']:,} bytes")
-
-
-def _check_events(device: int, events: list[Any]) -> None:
-    where = f"its trace of device {device}"
-    try:
-        actions, streams = (
-            set(map(itemgetter("action"), events)),
-            set(map(dict.get, events, repeat("stream"), repeat(0))),
-        )
-    except (KeyError, TypeError, IndexError) as error:
-        raise RecordingError(f"{where} has an event that is not a dict with an action") from error
-    if not set(map(type, actions)) <= {str}:
-        raise RecordingError(f"{where} has an event whose action is not a text")
-    if not all(type(stream) is int and -(1 << 63) <= stream < 1 << 64 for stream in streams):
-        raise RecordingError(f"{where} has an event with an impossible stream")
-    for name in ("size", "addr"):
-        _check_numbers(where, name, events)
-
-
-def _check_numbers(where: str, name: str, events: list[dict[str, Any]]) -> None:
-    # An array takes nothing but numbers from 0 to 2**64. Some events have no size, or no address.
-    try:
-        try:
-            array("Q", map(itemgetter(name), events))
-        except KeyError:
-            array("Q", map(dict.get, events, repeat(name), repeat(0)))
-    except (TypeError, OverflowError) as error:
-        raise RecordingError(f"{where} has an event with an impossible {name}") from error
-
-
-def _check_extra(data: dict[str, Any]) -> None:
-    for key in ("allocator_settings", KEY):
-        if not isinstance(data.get(key, {}), dict):
-            raise RecordingError(f"its {key!r} is a {type(data[key]).__name__}, not a dict")
-    extra = data.get(KEY, {})
-    for key in ("torch", "device_name"):
-        name = extra.get(key)
-        if name is not None and not (isinstance(name, str) and len(name) <= _LONGEST_NAME):
-            raise RecordingError(f"its {key!r} is {name!r:.60}, not a short text")
-    check_changes(extra)
-    total, fraction = extra.get("total_memory", 1), extra.get("memory_fraction", 1.0)
-    if not _is_size(total) or not total:
-        raise RecordingError(f"its total memory is {total!r:.60}, not a number of bytes")
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
-        raise RecordingError(f"its memory fraction is {fraction!r:.60}, not a number from 0 to 1")

@@ -139,7 +139,7 @@ class History:
         return str(self.snapshot().get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
     def circumstances(self) -> dict[str, Any]:
-        """Return what a replay needs and the snapshot leaves out: versions, settings, the device with most memory.
+        """Return what a replay needs and the snapshot leaves out: versions, settings, and the devices, by memory held.
 
         Asks only devices that are in use: asking another one would create a context there.
         """
@@ -152,13 +152,21 @@ class History:
         if self._changes:
             found |= {"settings_changes": list(self._changes), "settings_at_start": self._settings_at_start}
         asked = self._find(self.kind)
-        ready = asked.ready()
-        if not ready:
-            return found
-        index = max(ready, key=lambda i: asked.stats(i)["reserved_bytes"]["all"]["current"])
-        module, device, memory = getattr(torch, self.kind), asked.device(index), asked.memory(index)
+
+        def reserved(index: int) -> int:
+            return int(asked.stats(index)["reserved_bytes"]["all"]["current"])
+
+        cards = [self._card(asked, index) for index in sorted(asked.ready(), key=reserved, reverse=True)]
+        if cards:
+            found |= cards[0]
+        if cards[1:]:
+            found["other_devices"] = cards[1:]
+        return found
+
+    def _card(self, asked: Backend, index: int) -> dict[str, Any]:
+        module, device, memory = getattr(sys.modules["torch"], self.kind), asked.device(index), asked.memory(index)
         get_fraction = getattr(module, "get_per_process_memory_fraction", None)
-        return found | {
+        return {
             "device": index,
             "device_name": device.name,
             "total_memory": device.total,

@@ -19,9 +19,9 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "<frozen ", "??")
 
 def recording_sheets(recording: Recording) -> list[Sheet]:
     """Return a sheet for each device: its numbers, then the places that hold most at the end, if they were recorded."""
-    about = recording.to_dict()
     sheets = []
     for device in recording.devices:
+        about = recording.to_dict(device)
         segments = recording.segments(device)
         blocks = [block for segment in segments for block in segment["blocks"]]
         live = [block for block in blocks if block["state"] != "inactive"]

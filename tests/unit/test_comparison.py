@@ -23,6 +23,7 @@ from jupyter_gpumem.choices import recommended
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import GpumemError, InvalidValueError, RecordingError
 from jupyter_gpumem.recording import Recording, read_recording, write_recording
+from jupyter_gpumem.report import recording_sheets
 from jupyter_gpumem.units import GiB, MiB, format_bytes
 
 DATA = Path(__file__).parents[1] / "data" / "recordings"
@@ -466,6 +467,53 @@ def test_the_device_with_the_most_events_is_taken():
     assert both.devices == (0, 1)
     assert whatif(both, []).device == 1
     assert whatif(both, [], device=0).device == 0
+
+
+def two_devices(**extra):
+    """Return a recording of two devices with the same trace, of which the second is the larger card."""
+    events = recording().events(0)[:20]
+    cards = [
+        {"device": n, "device_name": f"card {n}", "total_memory": (n + 1) * GiB, "memory_fraction": 0.5} for n in (0, 1)
+    ]
+    about = {**cards[0], "torch": "2.11.0", "alloc_conf": "", "other_devices": cards[1:]} | extra
+    return Recording({"segments": [], "device_traces": [events, events], "jupyter_gpumem": about})
+
+
+def test_each_device_has_its_own_card():
+    """The size, the name and the cap of a device are its own, in the rows and in what identifies the recording."""
+    for device in (0, 1):
+        result = whatif(two_devices(), [], device=device)
+        assert (result.memory, result.limit) == ((device + 1) * GiB, (device + 1) * GiB // 2)
+        about = result.to_dict()["recording"]
+        assert (about["device_name"], about["total_memory"]) == (f"card {device}", result.memory)
+        assert about["limit"] == result.limit
+    assert [sheet.heading[1] for sheet in recording_sheets(two_devices())] == ["card 0", "card 1"]
+
+
+def test_a_card_that_was_not_recorded_is_not_another_ones():
+    """Files from before every device was described know one card: nothing is said about the others."""
+    old = two_devices(other_devices=[])
+    result = whatif(old, [], device=1)
+    assert (result.memory, result.limit, result.recording["device_name"]) == (None, None, None)
+    assert any("size of the device was not recorded" in note for note in result.notes)
+    assert whatif(old, [], device=0).memory == GiB
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        7,
+        [7],
+        [{}],
+        [{"device": 1, "total_memory": 0}],
+        [{"device": 1, "memory_fraction": 2}],
+        [{"device": 1, "device_name": 5}],
+    ],
+)
+def test_odd_descriptions_of_devices_are_refused(others):
+    """What is said about the other devices is checked as what is said about the first."""
+    with pytest.raises(RecordingError, match=r"^its '?(other_devices|total|memory|device_name)"):
+        two_devices(other_devices=others)
 
 
 def test_what_the_user_set_besides_is_kept():

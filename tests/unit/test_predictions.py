@@ -50,7 +50,7 @@ def recording(name):
 def predicted(workload, source, target):
     """Return what one recording predicts for another, and what the real run's counters say."""
     real, known = recording(f"{workload}-{target}"), recording(f"{workload}-{source}")
-    conditions = Conditions(known.total_memory, 0, real.limit)
+    conditions = Conditions(known.circumstances(0).total_memory, 0, real.circumstances(0).limit)
     settings = AllocatorSettings.parse(SETTINGS[target])
     return replay(known.trace(0), settings, conditions), real.extra["memory_stats"]
 
@@ -207,9 +207,9 @@ def test_changes_before_the_first_event_are_the_start():
 def test_what_is_unknown_about_changes_is_said():
     """Notes tell of changes that are not understood, and of settings at the start that were not recorded."""
     wrong = changed(settings_changes=[at(16865, "bogus:1")])
-    assert any("not understood" in note for note in wrong.notes)
+    assert any("not understood" in note for note in wrong.notes(0))
     assert wrong.circumstances(0).changes == ()
-    assert any("before the first change" in note for note in changed(settings_changes=[at(16865)]).notes)
+    assert any("before the first change" in note for note in changed(settings_changes=[at(16865)]).notes(0))
 
 
 @pytest.mark.parametrize(

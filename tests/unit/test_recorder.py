@@ -472,7 +472,8 @@ def test_a_saved_file_is_replayed(torch, ours, tmp_path):
     path = ours.save(tmp_path / "run.pickle.gz")
     assert plain(pickle.loads(gzip.decompress(path.read_bytes())))
     recording = read_recording(path)
-    assert (recording.limit, str(recording.settings), recording.notes) == (4 * GiB, "max_split_size_mb:64", [])
+    assert recording.circumstances(0).limit == 4 * GiB
+    assert (str(recording.settings), recording.notes(0)) == ("max_split_size_mb:64", [])
     result = whatif(recording, ["expandable_segments:True"])
     assert result.check.exact
     assert result.check.blocks == 5
@@ -487,13 +488,19 @@ def test_saving_where_nothing_can_be_written(torch, ours, tmp_path):
 
 
 def test_only_devices_in_use_are_asked(become):
-    """Of several devices only those with a context are asked, and the one with most memory is described."""
+    """Of several devices only those with a context are asked and described, the one with most memory first."""
     torch = become(RecordingTorch(4, contexts=(1, 3)))
     torch.scripted.allocate(MiB, 1)
     torch.scripted.allocate(9 * MiB, 3)
     recorder.RECORDER.start()
     found = recorder.RECORDER.stop().extra
     assert (found["device"], found["device_name"]) == (3, "card 3")
+    (other,) = found["other_devices"]
+    assert (other["device"], other["device_name"], other.keys()) == (
+        1,
+        "card 1",
+        KEYS - {"version", "torch", "alloc_conf"},
+    )
     assert set(torch.asked) == {1, 3}
 
 

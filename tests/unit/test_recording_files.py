@@ -242,7 +242,7 @@ def test_real_recordings_are_read(path):
     """Recordings of real runs hold what a plain unpickling of them holds."""
     recording = read_recording(path)
     assert recording.snapshot == pickle.loads(gzip.decompress(path.read_bytes()))
-    assert recording.notes == []
+    assert recording.notes(0) == []
     assert recording.to_dict()["devices"] == {"0": len(recording.events(0))}
 
 
@@ -637,9 +637,9 @@ def test_the_unpickler_alone_admits_no_globals():
 def test_what_is_not_recorded_is_said():
     """Without the key of ours, size and cap of the device are unknown, and settings that are not understood are too."""
     recording = Recording(snapshot(allocator_settings={"PYTORCH_CUDA_ALLOC_CONF": "nonsense"}))
-    assert recording.total_memory is None
-    assert recording.limit is None
-    assert [note.split(" ", 3)[:3] for note in recording.notes] == [
+    assert recording.circumstances(0).total_memory is None
+    assert recording.circumstances(0).limit is None
+    assert [note.split(" ", 3)[:3] for note in recording.notes(0)] == [
         ["the", "recorded", "settings"],
         ["the", "size", "of"],
         ["the", "memory", "cap"],

@@ -111,7 +111,9 @@ def test_the_models_own_addresses_give_the_recorded_peak(name):
     """With addresses handed out by the modelled driver the reserved peak is the recorded one too."""
     source = recording(name)
     circumstances = source.circumstances(0)
-    own = replay(source.trace(0), circumstances.settings, Conditions(source.total_memory, 0, source.limit))
+    own = replay(
+        source.trace(0), circumstances.settings, Conditions(circumstances.total_memory, 0, circumstances.limit)
+    )
     if name == "streams-cap":
         # How long streams wait for each other, and so when memory is short, differs from run to run.
         assert abs(own.peak_reserved / peak(name) - 1) < 0.01
@@ -156,7 +158,10 @@ def test_calls_of_empty_cache_are_recognised():
 )
 def test_other_settings_are_predicted_to_the_byte(source, text, target):
     """The trace of one run predicts the reserved peak, retries and driver calls of another, under other settings."""
-    result, real = predicted(source, text, recording(target).limit), recording(target).extra["memory_stats"]
+    result, real = (
+        predicted(source, text, recording(target).circumstances(0).limit),
+        recording(target).extra["memory_stats"],
+    )
     assert result.peak_reserved == peak(target)
     assert result.retries == real["num_alloc_retries"]
     assert result.device_allocations == real["num_device_alloc"]
@@ -167,11 +172,11 @@ def test_other_settings_are_predicted_to_the_byte(source, text, target):
 def test_a_tighter_cap_is_predicted():
     """The run without a cap foretells the failure of the run with 4.3 GiB within a few requests, and its peak."""
     real = recording("encoder-default-cap4.3-oom")
-    result = predicted("encoder-default", "", real.limit)
+    result = predicted("encoder-default", "", real.circumstances(0).limit)
     first = checked("encoder-default-cap4.3-oom")[1].first_oom
     assert abs(result.first_oom - first) <= 2
     assert abs(result.peak_reserved / peak("encoder-default-cap4.3-oom") - 1) < 0.005
-    assert predicted("encoder-default", "expandable_segments:True", real.limit).ooms == 0
+    assert predicted("encoder-default", "expandable_segments:True", real.circumstances(0).limit).ooms == 0
 
 
 def test_random_traffic_is_predicted_within_two_percent():

@@ -232,7 +232,7 @@ ABOUT = {"torch": "2.13.0", "device_name": "H200", "total_memory": GiB, "memory_
 
 def hostile_note():
     noted = small(block(MiB))
-    noted.notes.append(EVIL)
+    noted._notes.append(EVIL)
     return noted
 
 
