@@ -11,7 +11,7 @@ from jupyter_gpumem.records import Record
 from .driver import TopDownDriver
 from .model import Allocator
 from .replay import Player, Replay
-from .start import adopt
+from .start import END, adopt
 from .trace import ALLOC, FAIL, FREE, MAP, UNMAP
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Check(Record):
         return not self.mismatches
 
 
-_ELSEWHERE = (1 << 62, 1 << 63)
+_ELSEWHERE = (END, 1 << 63)
 """Addresses for memory that the recorded allocator did not get."""
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
+END = 1 << 62
+"""Above any address of a device: a check has memory there that the recorded allocator did not get."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Memory that the allocator held at the start: a segment, or a mapped stretch of an expandable one."""
@@ -99,7 +103,7 @@ def adopt(allocator: Allocator, held: Sequence[Held], trace: Trace) -> bool:
     if any(here[0] + here[1] > there[0] for here, there in pairwise(alive)):
         return False
     spans = [(h.address, h.address + h.size) for h in held]
-    if any(here[1] > there[0] for here, there in pairwise(spans)):
+    if any(here[1] > there[0] for here, there in pairwise(spans)) or any(high > END for _, high in spans):
         return False
     if not all(any(low <= a[0] and a[0] + a[1] <= high for low, high in spans) for a in alive):
         return False
@@ -170,6 +174,8 @@ def _bases(allocator: Allocator, held: Sequence[Held], trace: Trace) -> list[int
                 return None
     plain = [stretch for stretch in held if not stretch.expandable]
     ranges = [(base, base + length + allocator.large_segment_size) for base in owners]
+    if any(high > END for _, high in ranges):
+        return None
     if any(p.address < high and low < p.address + p.size for p in plain for low, high in ranges):
         return None
     return bases

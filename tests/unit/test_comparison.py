@@ -469,6 +469,20 @@ def test_the_device_with_the_most_events_is_taken():
     assert whatif(both, [], device=0).device == 0
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("address", [(1 << 64) - MiB, (1 << 63) + BASE, (1 << 62) - MiB])
+def test_memory_beyond_all_addresses_is_judged(address, expandable):
+    """A segment where no device has memory, at the end of 64 bits even, is a check that is not passed and no crash."""
+    live = {"address": address, "size": MiB, "requested_size": MiB, "state": "active_allocated"}
+    free = {"address": (address + MiB) % (1 << 64), "size": 29 * MiB, "requested_size": 0, "state": "inactive"}
+    segment = {"device": 0, "address": address, "total_size": 30 * MiB, "stream": 0, "segment_type": "large"}
+    segment |= {"is_expandable": expandable, "blocks": [live, free]}
+    events = [{"action": "alloc", "addr": BASE + n * 32 * MiB, "size": 12 * MiB, "stream": 0} for n in range(2)]
+    result = whatif(Recording({"segments": [segment], "device_traces": [events]}), ["expandable_segments:True"])
+    assert not result.check.exact
+    assert all(row.peak_reserved > 0 for row in result.results)
+
+
 def two_devices(**extra):
     """Return a recording of two devices with the same trace, of which the second is the larger card."""
     events = recording().events(0)[:20]
