@@ -308,11 +308,13 @@ def _chosen(settings: Any) -> list[AllocatorSettings] | None:
 
 
 def _settings(choice: Any) -> AllocatorSettings:
-    if isinstance(choice, AllocatorSettings):
-        return choice
-    if not isinstance(choice, str):
+    if not isinstance(choice, (str, AllocatorSettings)):
         raise InvalidValueError(f"settings of {_shown(choice)} are not understood; write a text such as {_EXAMPLE}")
-    return AllocatorSettings.parse(choice)
+    settings = AllocatorSettings.parse(choice) if isinstance(choice, str) else choice
+    backend = dict(settings.others).get("backend", "native")
+    if backend != "native":
+        raise InvalidValueError(f"backend:{backend} cannot be replayed: only PyTorch's native allocator is modelled")
+    return settings
 
 
 def _device(recording: Recording, device: int | None) -> int:

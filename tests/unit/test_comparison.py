@@ -583,10 +583,15 @@ def test_nothing_is_recommended_where_nothing_gets_through():
     assert result.best is None
 
 
-def test_what_is_not_modelled_is_not_recommended():
-    """Another backend ignores the settings: its row is the model's guess, and no advice."""
-    result = whatif(recording("resnet50-default"), ["backend:cudaMallocAsync,expandable_segments:True"])
-    assert result.best is None
+def test_what_is_not_modelled_is_refused():
+    """Another backend ignores the settings: a row of the native one's numbers would be made up."""
+    for choice in ("backend:cudaMallocAsync", AllocatorSettings.parse("backend:cudaMallocAsync,max_split_size_mb:64")):
+        with pytest.raises(
+            InvalidValueError, match=r"^backend:cudaMallocAsync cannot be replayed: only PyTorch's native"
+        ):
+            whatif(recording("resnet50-default"), [choice])
+    result = whatif(recording("resnet50-default"), ["backend:native"])
+    assert result.results[1].gain == 0
 
 
 def test_a_card_without_a_unit_is_refused():
