@@ -236,7 +236,7 @@ def test_whatif_on_another_card(command):
     """`--memory` assumes a card of that size."""
     data = command("whatif", RESNET, "--memory", "6GiB", "--set", "", "--json").json
     assert data["recording"]["assumed_memory"] == 6 * GiB
-    assert data["recording"]["total_memory"] == read_recording(RESNET).total_memory
+    assert data["recording"]["total_memory"] == read_recording(RESNET).circumstances(0).total_memory
     assert data["results"][0]["retries"] > 0
 
 
@@ -246,7 +246,7 @@ def test_whatif_under_another_cap(command):
         given: command("whatif", CAPPED, "--set", "", "--json", *(("--limit", given) if given else ())).json
         for given in (None, "recorded", "off", "3GiB")
     }
-    recorded = read_recording(CAPPED).limit
+    recorded = read_recording(CAPPED).circumstances(0).limit
     assumed = [data["recording"]["assumed_limit"] for data in limits.values()]
     assert assumed == [recorded, recorded, None, 3 * GiB]
     assert {data["recording"]["limit"] for data in limits.values()} == {recorded}

@@ -247,7 +247,8 @@ def test_unsafe_choices_are_marked_and_never_best():
 def test_the_recorded_cap_stays_unless_told_otherwise():
     """The recorded cap is in force; `off` lifts it, a size replaces it, and then the reference is the model's."""
     capped = recording("encoder-default-cap4.3-oom")
-    assert whatif(capped, []).limit == capped.limit == int(capped.extra["memory_fraction"] * capped.total_memory)
+    card = capped.card(0)
+    assert whatif(capped, []).limit == int(card["memory_fraction"] * card["total_memory"])
     free = whatif(capped, [], limit="off")
     assert (free.limit, free.results[0].ooms, free.results[0].saved_ooms) == (None, 0, 1)
     assert free.check.exact
