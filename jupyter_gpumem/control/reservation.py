@@ -150,10 +150,11 @@ class Reserved:
 
     @property
     def record(self) -> Reservation:
-        """What is known of it, as it is now."""
-        if self._record.state == "held" and not RESERVATIONS.holds(self._record):
-            return _refreshed(dataclasses.replace(self._record, state="cached"), self._backend)
-        return _refreshed(self._record, self._backend)
+        """What is known of it, as it is now; once the CUDA context is lost, as it was."""
+        now = self._record
+        if now.state == "held" and not RESERVATIONS.holds(now):
+            now = dataclasses.replace(now, state="cached", free=now.size)
+        return _refreshed(now, self._backend)
 
     def release(self) -> None:
         """Give it back to the cache, if it is held and was not given back yet."""
@@ -283,6 +284,8 @@ def _refreshed(reservation: Reservation, backend: Backend) -> Reservation:
         return dataclasses.replace(reservation, state="gone", free=0)
     if reservation.state != "cached":
         return reservation
-    segments = backend.segments(reservation.device.index) or []
+    segments = backend.segments(reservation.device.index)
+    if segments is None:  # as once the CUDA context is lost: nobody can tell what has become of it
+        return reservation
     free, live = lying_in(segments, reservation.address, reservation.size)
     return dataclasses.replace(reservation, state="cached" if free else "in use" if live else "gone", free=free)

@@ -130,6 +130,21 @@ def test_an_error_of_the_block_comes_through(virtual):
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def test_what_was_put_aside_is_still_shown(virtual):
+    """As it was: nobody can say what has become of it, and no object fails where it is only displayed."""
+    held, released = gm.reserve("4MiB", hold=True), gm.reserve("6MiB", hold=True)
+    released.release()
+    cached = gm.reserve("2MiB", name="cached")
+    assert devices.note_loss(RuntimeError(TEXT))
+    with watched() as touched:
+        states = [one.record.state for one in (cached, held, released)]
+        assert "2.00 MiB put into the cache as 'cached'" in str(cached)
+    RESERVATIONS.close()
+    assert states == ["cached", "held", "cached"]
+    assert touched == []
+    devices.find_context_again()
+
+
 def test_a_measurement_that_lost_its_device_says_so(virtual):
     """It has no numbers instead of wrong ones."""
     held = torch.ones(2**20, device="cuda")
