@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import threading
 import warnings
@@ -520,6 +521,19 @@ def test_generators(machine):
     assert torch.equal(torch.rand(3, generator=plain), torch.rand(3, generator=torch.Generator("cpu").manual_seed(5)))
     assert all(isinstance(one, torch.Generator) for one in (generator, plain, torch.default_generator))
     assert not isinstance(5, torch.Generator)
+
+
+def test_methods_are_found_on_the_classes(machine):
+    """What is looked up on `torch.Generator` and its like is there, as in code that is imported meanwhile."""
+    assert torch.equal(torch.Generator.get_state(torch.default_generator), torch.default_generator.get_state())
+    for name in ("Generator", "Stream", "Event"):
+        real, replaced = getattr(torch._C, name), getattr(torch, name)
+        assert replaced is not real
+        for method in (name for name in vars(real) if not name.startswith("_")):
+            assert getattr(replaced, method) == getattr(real, method)
+        assert not hasattr(replaced, "no_such_method")
+    found = importlib.util.find_spec("jupyter_gpumem.virtual.containers")
+    found.loader.exec_module(importlib.util.module_from_spec(found))  # as the first prediction of a session does
 
 
 def test_a_generator_class_that_outlives_the_cards(before):

@@ -28,7 +28,8 @@ _LEGACY = {
 def substitute(patches: Patches, name: str, make: Callable[..., Any], also: Callable[[], type | tuple[()]]) -> None:
     """Replace a class of `torch` by one that makes virtual objects too.
 
-    Everything of the real class is an instance of it, and so is everything of the others.
+    Everything of the real class is an instance of it, and so is everything of the others; what it lacks is the real
+    class's, such as methods that are looked up on it.
 
     Args:
         patches: where the replacement is made.
@@ -44,6 +45,9 @@ def substitute(patches: Patches, name: str, make: Callable[..., Any], also: Call
 
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, (real, also()))
+
+        def __getattr__(cls, attribute: str) -> Any:
+            return getattr(real, attribute)
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         # A module that was imported meanwhile may still have this class when there is no virtual card any more.
