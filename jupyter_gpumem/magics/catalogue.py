@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .completers import card_names, device_names, reservation_names
-from .options import Options, cores, file_names, index, positive, ratio, settings, size, variable
+from .options import Options, cores, file, file_names, index, positive, ratio, settings, size, variable
 
 
 class Magic(NamedTuple):
@@ -85,7 +85,7 @@ GPUMEM_RECORD = Magic(
         "  %gpumem_record save run.pickle.gz    packed, because of the name; also while it runs",
     )
     .option("action", nargs="?", choices=("start", "stop", "save", "status"), default="status", help="what to do")
-    .option("file", nargs="?", metavar="FILE", complete=file_names, help="where to save it")
+    .option("file", nargs="?", type=file, metavar="FILE", complete=file_names, help="where to save it")
     .option("--max-entries", type=positive, default=1_000_000, metavar="N", help="keep the newest N events (1,000,000)")
     .option("--no-stacks", action="store_true", help="do not record where allocations are made: 1 us less for each")
     .finish(),
@@ -104,7 +104,14 @@ GPUMEM_WHATIF = Magic(
         "  %gpumem_whatif run.pickle.gz --set expandable_segments:True --set max_split_size_mb:128\n"
         "  %gpumem_whatif run.pickle.gz --memory 24GiB     would it fit on a smaller card?",
     )
-    .option("file", nargs="?", metavar="FILE", complete=file_names, help="a recording, as %%gpumem_record saves it")
+    .option(
+        "file",
+        nargs="?",
+        type=file,
+        metavar="FILE",
+        complete=file_names,
+        help="a recording, as %%gpumem_record saves it",
+    )
     .option(
         "--set",
         action="append",

@@ -200,6 +200,11 @@ def file_names(word: str) -> Iterable[str]:  # noqa: ARG001 - all completers tak
     return sorted(path.name for path in Path().glob("*.pickle*"))
 
 
+def file(text: str) -> str:
+    """Read the name of a file: no shell has seen its `~`."""
+    return os.path.expanduser(text)
+
+
 def variable(text: str) -> str:
     """Read the name of a variable."""
     import keyword

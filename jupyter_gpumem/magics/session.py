@@ -171,8 +171,9 @@ class _WithHelp:
 
 
 def _dressed(function: Callable[..., Any], options: Options) -> Any:
-    """Return the function as IPython wants it: its text unexpanded, its value silenced by a semicolon."""
-    return ipython_magic.no_var_expand(ipython_magic.output_can_be_silenced(_WithHelp(function, options)))
+    """Return the function as IPython wants it: code of the user's unexpanded, its value silenced by a semicolon."""
+    dressed = ipython_magic.output_can_be_silenced(_WithHelp(function, options))
+    return ipython_magic.no_var_expand(dressed) if options.takes_statement else dressed
 
 
 def _matcher(options: dict[str, Options]) -> Callable[[CompletionContext], SimpleMatcherResult]:

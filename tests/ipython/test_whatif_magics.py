@@ -83,6 +83,23 @@ def test_a_name_with_blanks(here, torch):
     )
 
 
+def test_a_name_with_a_variable_or_the_home_folder(here, torch, tmp_path, monkeypatch):
+    """Names are what they are in other magics: a variable's value, and `~` for the home; not one literal file."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    here("step, setting = 7, 'expandable_segments:True'")
+    here("%gpumem_record start")
+    torch.work()
+    for name, file in (("run{step}.pickle", "run7.pickle"), ("$step", "7"), ("~/run.pickle", "home/run.pickle")):
+        assert here(f"%gpumem_record save {name}").error is None
+        assert len(read_recording(tmp_path / file).events(0)) == 4
+    assert (
+        here("%gpumem_whatif ~/run.pickle -o --set {setting}").value.results[1].settings == "expandable_segments:True"
+    )
+    assert here("%gpumem_record save run{unknown}.pickle").texts == ["saved run{unknown}.pickle"]
+
+
 def test_unloading_ends_our_recording(here, torch):
     """`%unload_ext` stops what we started and gives PyTorch's function back."""
     here("%gpumem_record start")
