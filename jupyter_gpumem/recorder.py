@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 from .devices import check_context
 from .devices.history import History
-from .errors import RecordingError
+from .errors import InvalidValueError, RecordingError
 from .recording import Recording, write_recording
 from .records import RecorderStatus
 from .saving import check_place
@@ -46,9 +47,12 @@ class Recorder:
             stacks: whether to record where in the user's code each allocation is made (about 1 us each).
 
         Raises:
+            InvalidValueError: that many events cannot be kept.
             RecordingError: a recording is running already, ours or another.
             UnavailableError: there is no PyTorch or no GPU to record.
         """
+        if isinstance(max_entries, bool) or not isinstance(max_entries, int) or not 1 <= max_entries <= sys.maxsize:
+            raise InvalidValueError(f"{max_entries!r:.40} events cannot be kept; max_entries is a number of at least 1")
         with self._lock:
             ours = self._running()
             if self._history.enabled():
@@ -162,6 +166,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
         stacks: whether to record where each allocation is made.
 
     Raises:
+        InvalidValueError: that many events cannot be kept.
         RecordingError: a recording is running already, or the file cannot be written; the block is not run then,
             unless that shows only at its end.
         UnavailableError: there is no PyTorch or no GPU to record.

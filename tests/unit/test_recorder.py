@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_gpumem import recorder
 from jupyter_gpumem.comparison import whatif
-from jupyter_gpumem.errors import GpumemError, RecordingError, UnavailableError
+from jupyter_gpumem.errors import GpumemError, InvalidValueError, RecordingError, UnavailableError
 from jupyter_gpumem.recorder import record
 from jupyter_gpumem.recording import read_recording
 from jupyter_gpumem.records import RecorderStatus
@@ -631,6 +631,17 @@ def test_a_block_is_saved_where_it_began(torch, tmp_path, monkeypatch):
         torch.work()
         os.chdir("elsewhere")
     assert len(read_recording(tmp_path / "run.pickle").events(0)) == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 70, "10", 1e3, True, None])
+def test_a_number_of_events_that_makes_no_sense_is_refused(torch, count):
+    """It is refused in one line before anything is recorded, and PyTorch is not asked."""
+    with (
+        pytest.raises(InvalidValueError, match="events cannot be kept; max_entries is a number of at least 1"),
+        record(max_entries=count),
+    ):
+        pytest.fail("the block must not run")
+    assert torch.calls == []
 
 
 def test_blocks_do_not_nest(torch):
