@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.allocator.settings import AllocatorSettings
@@ -80,7 +81,9 @@ def _notes(result: WhatIf) -> list[str]:
     best = next((row for row in result.results if row.best), None)
     if best is not None:
         if best.settings:
-            notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={best.settings} before Python starts.")
+            # Quoted where a shell would take it otherwise: `[256:1,>:4]` writes to a file.
+            value = shlex.quote(best.settings)
+            notes.append(f"To use it: set PYTORCH_CUDA_ALLOC_CONF={value} before Python starts.")
         else:
             notes.append("To use it: unset PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before Python starts.")
         change = AllocatorSettings.parse(best.settings).change_from(AllocatorSettings.parse(result.results[0].settings))

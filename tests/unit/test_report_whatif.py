@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -277,6 +278,15 @@ def test_settings_from_a_file_are_safe_to_paste():
         assert result.best == EXPANDABLE
         assert "reboot" not in str(result.to_dict()["results"])
         assert any("is not understood" in note for note in result.notes)
+
+
+def test_what_a_shell_would_take_otherwise_is_quoted():
+    """`>` in a settings string would send the rest of it to a file."""
+    choice = "roundup_power2_divisions:[256:1,>:4]"
+    text = str(whatif(recording("encoder-maxsplit128"), [choice]))
+    (told,) = re.findall(r"set (PYTORCH_CUDA_ALLOC_CONF=.*) before Python starts", text)
+    assert shlex.split(told) == [f"PYTORCH_CUDA_ALLOC_CONF={choice}"]
+    assert list(shlex.shlex(told, posix=True, punctuation_chars=True)) == shlex.split(told)
 
 
 @pytest.mark.parametrize("frames", [None, 5, "text", {}, {"a": 1}, (1, 2), [None], [5], ["a"], [[]], [{}], [{1: 2}]])
