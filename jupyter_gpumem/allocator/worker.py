@@ -107,6 +107,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
+            cwd=root,  # Python looks for modules there first: not in the user's folder, where any `pickle.py` may lie
         )
         self._first: tuple[Trace, Conditions] | None = (trace, conditions)
         self._thread: threading.Thread | None = None

@@ -359,6 +359,16 @@ def test_processes_give_what_one_gives():
     assert seen[-1][0] == seen[-1][1] == len(both.results) - 1 + len(again)
 
 
+def test_processes_run_nothing_from_the_users_folder(tmp_path, monkeypatch):
+    """A module of the user's, or one that came with a recording, is not imported in the place of Python's own."""
+    for name in ("pickle", "struct", "bisect", "jupyter_gpumem"):
+        (tmp_path / f"{name}.py").write_text("open('was-run', 'w'); raise SystemExit('not the real one')")
+    monkeypatch.chdir(tmp_path)
+    with worker.Replays(recording().trace(0), Conditions(), jobs=2) as replays:
+        assert len(replays.run([AllocatorSettings()] * 3)) == 3
+    assert not (tmp_path / "was-run").exists()
+
+
 def test_a_process_that_fails_is_told(monkeypatch):
     """When a child breaks, its last line is passed on, and no process stays behind."""
     trace, settings = recording().trace(0), [AllocatorSettings()] * 2
