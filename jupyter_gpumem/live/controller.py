@@ -51,7 +51,8 @@ class Panel:
         self._outbox: deque[Message] = deque()
         self._sending = threading.Lock()
         self._unsent = 0
-        self._described: Any = None
+        self._described: int | None = None
+        self._recording: dict[str, Any] = {}
         self._error: Exception | None = None
         self._raised = False
         self._closed = False
@@ -148,6 +149,8 @@ class Panel:
             self._heart.stop()
             self._failed(UnavailableError(lost))
         self._actions.run()
+        if recording() != self._recording:  # a magic has started or stopped one
+            self._post(self._state())
         self._sampler.want_map()
         if placement.in_colab():
             self._flush(self._sampler.read(), self._sampler.now())
@@ -229,6 +232,7 @@ class Panel:
 
     def _state(self, **more: Any) -> Message:
         self._described = len(self._sampler.devices)
+        self._recording = recording()
         return Message(
             {
                 "kind": "state",
@@ -240,7 +244,7 @@ class Panel:
                 "since": self._sampler.since,
                 "absent": None if self._sampler.devices else devices.explain_absence(),
                 "error": None if self._error is None else _sentence(self._error),
-                "recording": recording(),
+                "recording": self._recording,
                 "can_dock": self._may_dock,
                 "models": {"panel": self._channel.identity, "dock": self._dock.identity if self._dock else None},
             }

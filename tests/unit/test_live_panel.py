@@ -276,6 +276,23 @@ def test_a_lost_context_ends_the_panel(driven):
         driven.panel.check()
 
 
+def test_a_recording_that_a_magic_started_shows_at_the_end_of_its_cell(driven, monkeypatch):
+    """The buttons say what can be done now, whoever began to record; a cell that changes nothing says nothing."""
+    hello(driven)
+    for now in ({"running": True, "kept": False}, {"running": False, "kept": True}):
+        driven.panel.began(1)
+        monkeypatch.setattr(controller, "recording", lambda now=now: now)
+        driven.panel.ended()
+        driven.step()
+        states = [message.content for message in driven.pipe.sent if message.content["kind"] == "state"]
+        assert states[-1]["recording"] == now
+        driven.pipe.kinds()
+        driven.panel.began(2)
+        driven.panel.ended()
+        driven.step()
+        assert "state" not in driven.pipe.kinds()
+
+
 def test_other_errors_leave_it_alone(driven):
     """An error of the user's own ends nothing."""
     driven.panel.began(1)
