@@ -2,16 +2,16 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { arrange, describe, entryAt, joined, rowAt } from "../../jupyter_gpumem/live/frontend/src/layout.js";
-import { ALLOCATED, FREE, UNMAPPED } from "../../jupyter_gpumem/live/frontend/src/wire.js";
+import { ALLOCATED, FREE, UNMAPPED, WHOLE } from "../../jupyter_gpumem/live/frontend/src/wire.js";
 import { BY_ADDRESS, mapOf, rowOf, segment } from "./helpers.js";
 
 const MIB = 2 ** 20;
 
 test("rows have places from top to bottom, and pointing finds them", () => {
   const { rows, height } = arrange(mapOf(segment(0, [[2 * MIB, ALLOCATED]]), segment(9 * MIB, [[512 * MIB, FREE]])), BY_ADDRESS);
-  assert.deepEqual(rows.map((row) => [row.y, row.height]), [[0, 9], [12, 20]]);
-  assert.equal(height, 35);
-  assert.deepEqual([0, 8, 11, 12, 34, 35].map((y) => rowAt(rows, y)), [0, 0, 0, 1, 1, -1]);
+  assert.deepEqual(rows.map((row) => [row.y, row.height]), [[1, 9], [13, 20]]);
+  assert.equal(height, 36);
+  assert.deepEqual([0, 1, 9, 12, 13, 35, 36].map((y) => rowAt(rows, y)), [-1, 0, 0, 0, 1, 1, -1]);
 });
 
 test("pointing along a row finds the entry there", () => {
@@ -63,4 +63,21 @@ test("thousands of segments are laid out in the order of their addresses", () =>
   const segments = Array.from({ length: 20_000 }, (_, i) => segment(4 * MIB * i, [[2 * MIB, ALLOCATED]]));
   const { rows } = arrange(mapOf(...segments), BY_ADDRESS);
   assert.deepEqual(rows.map((row) => row.segments[0]), segments);
+});
+
+test("free segments side by side are one row, of which each is told for itself; by size and to scale each has its own", () => {
+  const free = (/** @type {number} */ at, /** @type {number} */ size) => segment(at, [[size, WHOLE]]);
+  const live = segment(99, [[5 * MIB, ALLOCATED], [15 * MIB, FREE]]);
+  const map = mapOf(free(1, MIB), free(2, 2 * MIB), free(3, 5 * MIB), live, free(200, 4 * MIB), segment(300, [[MIB, ALLOCATED]]));
+  const { rows } = arrange(map, BY_ADDRESS);
+  assert.deepEqual(rows.map((row) => [row.size / MIB, row.entries.length, row.apart]), [[8, 3, true], [20, 2, false], [4, 1, false], [1, 1, false]]);
+  assert.deepEqual([...rows[0].ends], [1 / 8, 3 / 8, 1]);
+  assert.deepEqual(rows[0].segments, map.segments.slice(0, 3));
+  assert.match(describe(rows[0], 1, 1).what, /^2.00 MiB free, the whole segment/);
+  assert.match(describe(rows[0], 1, 1).where, /^2.00 MiB segment, .* at 0x2$/);
+  assert.match(describe(rows[0], 0, 2).what, /^3 × free .8.00 MiB.$/);
+  assert.equal(describe(rows[0], 1, 2).where, "from 0x2 on");
+  for (const options of [{ order: "size" }, { toScale: true }]) {
+    assert.equal(arrange(map, { ...BY_ADDRESS, .../** @type {any} */ (options) }).rows.length, 6);
+  }
 });

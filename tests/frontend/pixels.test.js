@@ -81,6 +81,12 @@ test("whatever is there has a line at least, however little it is", () => {
   }
 });
 
+test("free segments side by side have a line between them", () => {
+  const row = { ...rowOf([4, WHOLE], [4, WHOLE], [2, WHOLE]), apart: true };
+  const { ground } = columnsOf(row, 10, 9, 3);
+  assert.deepEqual([...ground], [EDGE, WHOLE, WHOLE, WHOLE, FRAME, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE]);
+});
+
 test("a free segment is one thing, and wide entries have an edge", () => {
   assert.deepEqual(counted(rowOf([512, WHOLE]), 3, 9), [{ [WHOLE]: 9 }, { [WHOLE]: 9 }, { [WHOLE]: 9 }]);
   const { ground } = columnsOf(rowOf([2, ALLOCATED], [4, ALLOCATED], [4, FREE]), 10, 9, 4);

@@ -10,10 +10,11 @@ import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "./wire.js";
 /** @typedef {"address" | "size" | "stream" | "pool"} Order */
 
 /**
- * A row: one segment, or the mapped parts of an expandable one; or the title of a group.
+ * A row: one segment, the mapped parts of an expandable one, or free segments side by side; or the title of a group.
  * @typedef {object} Row
  * @property {string | null} title
  * @property {Segment[]} segments
+ * @property {boolean} apart whether each entry is a segment of its own, free as a whole
  * @property {Entry[]} entries
  * @property {Float64Array} ends where each entry ends, as a share of the row
  * @property {number} size mapped bytes
@@ -100,10 +101,10 @@ function entriesOf(run) {
  * @returns {{ rows: Row[], height: number }}
  */
 export function arrange(map, { order, toScale, total }) {
-  const runs = joined(map.segments, total).map((run) => ({ run, size: run.reduce((sum, s) => sum + s.size, 0) }));
+  const runs = joined(map.segments, total).map((run) => ({ run, size: sizeOf(run), apart: false }));
   if (order === "size") runs.sort((a, b) => b.size - a.size);
   const largest = runs.reduce((most, { size }) => Math.max(most, size), 1);
-  /** @type {Map<string, typeof runs>} */
+  /** @type {Map<string, Run[]>} */
   const groups = new Map();
   for (const one of runs) {
     const segment = one.run[0];
@@ -115,22 +116,58 @@ export function arrange(map, { order, toScale, total }) {
   const titles = [...groups.keys()].sort((a, b) => Number(a.startsWith("private")) - Number(b.startsWith("private")));
   /** @type {Row[]} */
   const rows = [];
-  let y = 0;
+  let y = 1; // room for the frame of the first row
   for (const title of titles) {
     if (title) {
       const empty = new Float64Array(0);
-      rows.push({ title, segments: [], entries: [], ends: empty, size: 0, share: 1, y, height: TITLE });
+      rows.push({ title, segments: [], apart: false, entries: [], ends: empty, size: 0, share: 1, y, height: TITLE });
       y += TITLE;
     }
-    for (const { run, size } of groups.get(title) ?? []) {
-      const entries = entriesOf(run);
+    const group = groups.get(title) ?? [];
+    for (const { run, size, apart } of order === "size" || toScale ? group : freeTogether(group)) {
+      const entries = apart ? run.flatMap((segment) => segment.entries) : entriesOf(run);
       const height = heightOf(size);
       const share = toScale ? size / largest : 1;
-      rows.push({ title: null, segments: run, entries, ends: endsOf(entries, size), size, share, y, height });
+      rows.push({ title: null, segments: run, apart, entries, ends: endsOf(entries, size), size, share, y, height });
       y += height + GAP;
     }
   }
   return { rows, height: y };
+}
+
+/**
+ * What becomes a row.
+ * @typedef {{ run: Segment[], size: number, apart: boolean }} Run
+ */
+
+/** @param {Segment[]} run */
+const sizeOf = (run) => run.reduce((sum, segment) => sum + segment.size, 0);
+
+/** @param {Run} one */
+const isFree = ({ run: [segment, ...more] }) => !more.length && !segment.expandable && segment.entries[0]?.state === WHOLE;
+
+/**
+ * The same with neighbours that are free as a whole in one row: a cache of hundreds of them would hide what lives.
+ * @param {Run[]} runs
+ * @returns {Run[]}
+ */
+function freeTogether(runs) {
+  /** @type {Run[]} */
+  const found = [];
+  let before = false;
+  for (const one of runs) {
+    const free = isFree(one);
+    const last = found[found.length - 1];
+    if (free && before) {
+      if (!last.apart) found[found.length - 1] = { run: [...last.run, ...one.run], size: last.size + one.size, apart: true };
+      else {
+        last.run.push(...one.run);
+        last.size += one.size;
+      }
+    } else found.push(one);
+    before = free;
+  }
+  return found;
 }
 
 /** @param {Segment} segment */
@@ -200,9 +237,10 @@ export const STATE_NAMES = {
  */
 export function describe(row, first, last) {
   const one = row.entries[first];
-  const segment = row.segments[0];
-  const kind = `${segment.expandable ? "expandable " : ""}${bytes(row.size)} segment, ${poolName(segment)}, ${streamName(segment)}`;
-  const where = `${kind}, at 0x${segment.address.toString(16)}`;
+  const segment = row.segments[row.apart ? first : 0];
+  const size = row.apart ? segment.size : row.size;
+  const kind = `${segment.expandable ? "expandable " : ""}${bytes(size)} segment, ${poolName(segment)}, ${streamName(segment)}`;
+  const where = row.apart && first < last ? `from 0x${segment.address.toString(16)} on` : `${kind}, at 0x${segment.address.toString(16)}`;
   if (first === last && one.count <= 1) {
     return { what: `${bytes(one.size)} ${STATE_NAMES[one.state]}`, where, line: one.line };
   }

@@ -31,7 +31,7 @@ export function columnsOf(row, width, tall, edged) {
   const ground = new Uint8Array(width).fill(FREE);
   const waiting = new Uint16Array(width).fill(tall);
   const live = new Uint16Array(width).fill(tall);
-  const { entries, ends } = row;
+  const { entries, ends, apart } = row;
   let column = -1;
   let allocated = 0;
   let awaiting = 0;
@@ -70,7 +70,7 @@ export function columnsOf(row, width, tall, edged) {
       if (last > first) {
         flush();
         ground.fill(state, first, last);
-        if (last - first >= edged) ground[first] = EDGE;
+        if (last - first >= edged) ground[first] = apart && i ? FRAME : EDGE;
       }
       add(last, end - last, state);
     }

@@ -66,7 +66,8 @@ export class Readings {
     this.unit = h("select", { "aria-label": "Unit" });
     this.unit.addEventListener("change", () => store.set({ unit: this.unit.value }));
     for (const name of ["auto", ...Object.keys(UNITS).slice(1, 4)]) this.unit.append(h("option", { value: name }, name));
-    this.below = h("div", { class: "gm-bar" }, this.windows, this.follow, h("span", { class: "gm-fill" }), this.log, this.unit);
+    const scale = h("span", { class: "gm-group" }, this.log, this.unit);
+    this.below = h("div", { class: "gm-bar" }, this.windows, this.follow, h("span", { class: "gm-fill" }), scale);
     this.chart = new Chart(this.host, store, (index) => {
       this.pointed = index;
       this.readout();

@@ -63,7 +63,8 @@ export class Segments {
     this.line = h("code");
     this.details = h("div", { class: "gm-detail", role: "status" }, this.what, this.line, this.where);
     const fill = h("span", { class: "gm-fill" });
-    const bar = h("div", { class: "gm-bar" }, h("h3", {}, "Segments"), this.count, fill, this.order, this.scale);
+    const looks = h("span", { class: "gm-group" }, this.order, this.scale);
+    const bar = h("div", { class: "gm-bar" }, h("h3", {}, "Segments"), this.count, fill, looks);
     const parts = [bar, summary, this.scroller, this.states, this.details];
     this.element = h("section", { class: "gm-map", "aria-label": "Segment map" }, ...parts);
     this.blocks = new BlockMapView(this.scroller, store, (text, pinned) => this.detail(text, pinned));
