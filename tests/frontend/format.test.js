@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bytes, delta, duration, percent, sizeTicks, tick } from "../../jupyter_gpumem/live/frontend/src/format.js";
+import { apart, bytes, delta, duration, percent, sizeTicks, tick } from "../../jupyter_gpumem/live/frontend/src/format.js";
 
 test("sizes read as Python writes them", () => {
   const sizes = [0, 512, 1023, 1024, 1023.995 * 1024, 65 * 2 ** 20, 139.8 * 2 ** 30, 2 ** 41];
@@ -27,4 +27,13 @@ test("an axis of sizes has round marks in binary units, never more than there is
     const marks = sizeTicks(0, high, 5);
     assert.ok(marks.length >= 1 && marks.length <= 6, `${high}: ${marks}`);
   }
+});
+
+test("of labels in each other's way the weightiest stays, and those that have room stay in order", () => {
+  const label = (from, to, weight) => ({ from, to, weight });
+  const [a, b, c, d] = [label(0, 10, 1), label(8, 18, 50), label(21, 31, 2), label(40, 50, 1)];
+  assert.deepEqual(apart([a, b, c, d], 3), [b, c, d]);
+  assert.deepEqual(apart([a, b, c, d], 4), [b, d]);
+  assert.deepEqual(apart([label(0, 9, 1), label(5, 14, 1)], 0), [label(0, 9, 1)]);
+  assert.deepEqual(apart([], 4), []);
 });

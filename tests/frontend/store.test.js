@@ -84,9 +84,21 @@ test("an answer ends the waiting of its own request only", () => {
   assert.deepEqual([...store.pending.keys()], ["audit"]);
 });
 
-test("the window follows the newest sample, stands still when paused, and is the zoom when there is one", () => {
+test("as long as there is less than the window, what there is is shown, and half a minute at least", () => {
   const store = new Store(0.25);
   store.receive({ kind: "samples" }, [packed(row(1000))]);
+  assert.deepEqual(store.range, [970, 1000]);
+  store.receive({ kind: "samples" }, [packed(row(1090))]);
+  assert.deepEqual(store.range, [1000, 1090]);
+  store.receive({ kind: "samples" }, [packed(row(1150))]);
+  assert.deepEqual(store.range, [1030, 1150]);
+  store.set({ window: 30 });
+  assert.deepEqual(store.range, [1120, 1150]);
+});
+
+test("the window follows the newest sample, stands still when paused, and is the zoom when there is one", () => {
+  const store = new Store(0.25);
+  store.receive({ kind: "samples" }, [packed(row(500), row(1000))]);
   assert.deepEqual(store.range, [880, 1000]);
   store.pause();
   store.receive({ kind: "samples" }, [packed(row(1001, { allocated: 7 }))]);

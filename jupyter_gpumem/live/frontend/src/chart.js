@@ -3,7 +3,7 @@
 
 import uPlot from "uplot";
 
-import { sizeTicks, tick } from "./format.js";
+import { apart, sizeTicks, tick } from "./format.js";
 import { coloursOf } from "./theme.js";
 
 /** @typedef {import("./store.js").Store} Store */
@@ -188,7 +188,7 @@ export class Chart {
     ctx.clip();
     ctx.font = FONT.replace("11px", `${10 * ratio}px`);
     ctx.textBaseline = "bottom";
-    let free = -Infinity;
+    const labels = [];
     for (const cell of this.store.cells) {
       const until = cell.end ?? Math.max(this.store.latest, cell.start);
       if (until < start || cell.start > end) continue;
@@ -197,14 +197,13 @@ export class Chart {
       ctx.fillStyle = this.colours.cell;
       ctx.fillRect(left, bbox.top, width, bbox.height);
       ctx.fillRect(left, bbox.top - 2 * ratio, width, 2 * ratio);
-      const label = `[${cell.number}]${cell.error ? " !" : ""}`;
+      const text = `[${cell.number}]${cell.error ? " !" : ""}`;
       const from = Math.max(left, bbox.left) + ratio;
-      const room = ctx.measureText(label).width;
-      if (from >= free && from + room <= bbox.left + bbox.width) {
-        ctx.fillStyle = cell.error ? this.colours.oom : this.colours.muted;
-        ctx.fillText(label, from, bbox.top - 2 * ratio);
-        free = from + room + 4 * ratio;
-      }
+      labels.push({ text, from, to: from + ctx.measureText(text).width, weight: width, error: Boolean(cell.error) });
+    }
+    for (const { text, from, error } of apart(labels.filter(({ to }) => to <= bbox.left + bbox.width), 4 * ratio)) {
+      ctx.fillStyle = error ? this.colours.oom : this.colours.muted;
+      ctx.fillText(text, from, bbox.top - 2 * ratio);
     }
     ctx.restore();
   }

@@ -96,3 +96,19 @@ export function tick(size, unit = "auto") {
   const name = unit === "auto" ? unitOf(size) : unit;
   return size === 0 ? "0" : `${Number((size / UNITS[name]).toFixed(2))} ${name}`;
 }
+
+/**
+ * The labels that have room on one line, in their order; where some are in each other's way, those of most weight.
+ * @template {{ from: number, to: number, weight: number }} T
+ * @param {T[]} labels
+ * @param {number} gap what stays free between two
+ * @returns {T[]}
+ */
+export function apart(labels, gap) {
+  /** @type {T[]} */
+  const kept = [];
+  for (const one of [...labels].sort((a, b) => b.weight - a.weight)) {
+    if (kept.every(({ from, to }) => one.to + gap <= from || to + gap <= one.from)) kept.push(one);
+  }
+  return kept.sort((a, b) => a.from - b.from);
+}

@@ -252,13 +252,14 @@ export class Store {
   }
 
   /**
-   * The part of time that the chart shows.
+   * The part of time that the chart shows: the window, or what there is as long as that is less.
    * @returns {[number, number]}
    */
   get range() {
     const { zoom, paused, window } = this.settings;
     if (zoom) return zoom;
     const end = paused ?? this.latest + (this.silence > this.gap ? this.silence : 0);
-    return [end - window, end];
+    const first = this.shown.length ? this.shown.at(0, "time") : end;
+    return [Math.max(end - window, Math.min(end - WINDOWS[0], first)), end];
   }
 }
