@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)*(?=(?:jupyter_gpumem|torch|IPython)/)")
+_VIEW = "application/vnd.jupyter.widget-view+json"
 _CELL_FILE = re.compile(r"[^\s\"']*ipykernel_\d+[/\\]\d+\.py")
 
 
@@ -35,7 +36,8 @@ def main() -> int:
     for path in options.notebooks or sorted(HERE.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         print(f"=== {path.name}", flush=True)
-        client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}})
+        folder = {"metadata": {"path": str(path.parent)}}
+        client = NotebookClient(notebook, timeout=600, resources=folder, store_widget_state=False)
         try:
             client.execute()
         except Exception as error:  # noqa: BLE001 - the other notebooks are still worth running
@@ -67,10 +69,14 @@ def shown(cell: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what differs from run to run without telling anything: timing metadata, and where files lie."""
+    """Drop what differs from run to run without telling anything: timing metadata, where files lie, views of widgets.
+
+    Such a view shows nothing without its kernel; the line of text beside it stays.
+    """
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(_VIEW, None)
             if output.output_type == "stream":
                 output.text = _FOLDER.sub("", _CELL_FILE.sub("<cell>", output.text))
             elif output.output_type == "error":
