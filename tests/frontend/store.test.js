@@ -47,7 +47,7 @@ test("why a cell ran out of memory comes after its end", () => {
 test("the reason is that of the cell under the pointer, else of the latest in the picture, on its own device", () => {
   const store = new Store(0.25);
   store.receive({ ...STATE, devices: DEVICES }, []);
-  store.receive({ kind: "samples" }, [packed(row(100), row(100, { slot: 1 }))]);
+  store.receive({ kind: "samples" }, [packed(row(1), row(1, { slot: 1 }), row(100), row(100, { slot: 1 }))]);
   const cell = (number, start, more) => ({ number, start, end: start + 5, ...more });
   const cells = [cell(1, 10, { oom }), cell(2, 20), cell(3, 30, { oom }), cell(4, 40, { oom: { ...oom, device: "cuda:1" } })];
   store.receive({ kind: "cells", cells }, []);
