@@ -222,10 +222,9 @@ class VirtualMemory:
 
     @staticmethod
     def _endless(allocator: Allocator) -> Allocator:
-        """Return an empty allocator with the same settings, whose driver never runs out."""
+        """Return an empty allocator with the same settings, whose driver never runs out; no cap is in force there."""
         return Allocator(
             allocator.settings,
-            limit=allocator.limit,
             driver=ProcessDriver(None, _TRIAL_TOP),
             device=allocator.device,
             finish_events=allocator.finish_events,

@@ -122,3 +122,14 @@ def test_the_kernel_survives_and_ends_well():
         assert one.run("%%gpumem_predict --gpu 2xT4\nbatch = 8" + TRAIN).status == "ok"
         one.client.shutdown()
         assert one.manager.provisioner.process.wait(timeout=60) == 0
+
+
+def test_under_a_cap_of_the_sessions_virtual_gpu(fresh_kernel):
+    """Memory has no end in a prediction, whatever the session may reserve; afterwards the cap is there again."""
+    reply = fresh_kernel.run(f"{SETUP}\n%gpumem_virtual on --gpu T4\nkept = take(2**20)")
+    assert reply.status == "ok", reply.shown
+    reply = fresh_kernel.run("%gpumem_limit 64MiB -q\n%gpumem_predict -q -v need more = take(2**30)")
+    assert reply.status == "ok", reply.shown
+    assert fresh_kernel.value("need.devices[0].peak_allocated") == str(2**20 + 2**30)
+    assert fresh_kernel.value("torch.cuda.memory_allocated(), 'more' in globals()") == f"({2**20}, False)"
+    assert fresh_kernel.run("take(2**30)").error == "OutOfMemoryError"
