@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 import random
@@ -225,8 +226,9 @@ def _numpy(*names: str) -> Any:
 
 
 def _place(generator: types.GeneratorType[Any, Any, Any]) -> Any:
+    """Return where a generator stands and with what: after a round of a loop it stands at the same place again."""
     frame = generator.gi_frame
-    return None if frame is None else frame.f_lasti
+    return None if frame is None else (frame.f_lasti, [id(item) for item in gc.get_referents(generator, frame)])
 
 
 def _read_attributes(owner: Any) -> dict[str, Any]:

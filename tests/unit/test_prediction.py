@@ -485,14 +485,17 @@ def test_files_are_as_before(tmp_path):
         predict((tmp_path / "none" / "x").write_text, "x")
 
 
-def test_what_cannot_be_undone_is_said():
-    """A generator that was advanced is named."""
-    numbers = (n for n in range(3))
+@pytest.mark.parametrize("rounds", [0, 1, 5])
+def test_what_cannot_be_undone_is_said(rounds):
+    """A generator that was advanced is named, also if it stands at the same line again; one that was not is not."""
+    numbers, others = (n for n in range(10)), (n for n in range(10))
+    for _ in range(rounds):
+        next(numbers), next(others)
 
     def code(things):
         next(things[0])
 
-    [text] = predict(code, [numbers]).not_undone
+    [text] = predict(code, [numbers, others]).not_undone
     assert text == "the generator <genexpr>() was advanced, which cannot be undone"
 
 
