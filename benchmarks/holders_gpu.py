@@ -61,9 +61,8 @@ def main() -> None:
         assert kernel.run(oom_cases.RETRY, store_history=False).status == "ok"
         results["retry peaks"] = value(kernel, "peaks")
         results["batch sizes"] = [
-            {"function": name, "margin": margin, "found": found, "exhaustive": every}
+            {"function": name, "margin": margin} | oom_cases.compare_batch_sizes(kernel, name, margin)._asdict()
             for name, margin in (("activations", 0.0), ("training step", 0.0), ("quadratic", 0.0))
-            for found, every in [oom_cases.compare_batch_sizes(kernel, name, margin)]
         ]
     results["settings in a fresh process"] = {
         settings or "defaults": runs_with(settings) for settings in ("", "expandable_segments:True")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from .devices import check_context, explain_absence, lost_context, note_loss, ready_devices
-from .errors import InvalidValueError, UnavailableError
+from .errors import GpumemError, InvalidValueError, UnavailableError
+from .expectation import largest_batch, on_virtual_gpu
 from .measurement import Measure
 from .oom import find_oom
 from .records import BatchSize, Trial
@@ -35,6 +37,7 @@ def find_batch_size(
     maximum: int | None = None,
     margin: float = 0.05,
     *,
+    predict: bool | None = None,
     on_trial: Callable[[Trial], object] | None = None,
 ) -> BatchSize:
     """Return the largest batch size for which `fn(batch_size)` runs, twice in a row, with a margin of memory kept free.
@@ -43,6 +46,10 @@ def find_batch_size(
     collected and unused memory given back; during the trials the margin is kept from PyTorch by a memory cap, so that
     what is found runs in that much less memory. A cap of yours stays in force, and is back afterwards.
 
+    With a prediction (`predict`), a few runs on a virtual GPU whose memory has no end say how large a batch should fit,
+    and the trials go on from there: often two are enough. The answer comes from trials all the same, so that a wrong
+    prediction costs some, and changes nothing.
+
     Args:
         fn: runs one whole iteration with a batch of that size: forward, backward, optimizer. May be compiled, may use
             several GPUs, may be a generator function (it is run to its end).
@@ -50,6 +57,10 @@ def find_batch_size(
         maximum: the largest size to try; by default there is none.
         margin: the share of each device's memory to keep free, for what a trial does not show (other batches, other
             shapes, fragmentation): 0.05 is 5 %.
+        predict: whether to predict. By default only where the session has a virtual GPU: there a prediction costs what
+            a trial costs, and tells more than whether it fits. On a real GPU it takes seconds of the CPU, patches
+            `torch.cuda` for all threads meanwhile, and `fn` runs more often; it pays where a trial takes seconds. What
+            `fn` changes is put back, as far as `gm.predict` can; the result says what was not.
         on_trial: called with each `Trial`.
 
     Raises:
@@ -62,15 +73,17 @@ def find_batch_size(
     absent = explain_absence()
     if absent is not None and not any(True for _ in ready_devices()):
         raise UnavailableError(f"no batch size can be found: {absent}")
+    foresee = on_virtual_gpu() if predict is None else predict
     search = _Search(fn, maximum or _LARGEST, margin, on_trial)
     with _Caps() as search.caps:
-        best = search.run(start)
+        best = search.run(start, foresee=foresee)
     return BatchSize(
         batch_size=best,
         trials=tuple(search.trials),
         margin=margin,
         at_maximum=best == maximum,
         leaks=search.leaks(),
+        predicted=search.predicted,
         notes=tuple(search.notes(best)),
     )
 
@@ -123,25 +136,75 @@ class _Search:
         self, fn: Callable[[int], object], maximum: int, margin: float, on_trial: Callable[[Trial], object] | None
     ) -> None:
         self.trials: list[Trial] = []
+        self._good = 0
+        self._bad: int | None = None
         self.caps = _Caps()
+        self.predicted: int | None = None
         self._fn, self._maximum, self._margin, self._on_trial = fn, maximum, margin, on_trial
         self._base: int | None = None
+        self._foreseen: list[str] = []
 
-    def run(self, start: int) -> int:
-        """Return the largest size that fits, 0 if none does."""
-        good, bad, size = 0, None, start
-        while bad is None and good < self._maximum:
-            if self._fits(size):
-                good, size = size, min(2 * size, self._maximum)
-            else:
-                bad = size
-        while bad is not None and bad - good > 1:
-            size = (good + bad) // 2
-            if self._fits(size):
-                good = size
-            else:
-                bad = size
-        return good
+    def run(self, start: int, *, foresee: bool) -> int:
+        """Return the largest size that fits, 0 if none does.
+
+        Args:
+            start: what is tried first.
+            foresee: whether to ask a prediction then where to go on; without one the size is doubled.
+        """
+        if self._fits(start):
+            self._good = start
+        else:
+            self._bad = start
+        if foresee and self._open:
+            self.predicted = self._foresee(start)
+        if self.predicted is not None:
+            self._close_in(self.predicted)
+        while self._open:
+            self._try(2 * self._good if self._bad is None else (self._good + self._bad) // 2)
+        return self._good
+
+    @property
+    def _open(self) -> bool:
+        """Whether the answer is not known yet."""
+        return self._good < self._maximum if self._bad is None else self._bad - self._good > 1
+
+    def _try(self, size: int) -> bool:
+        """Try a size, or the nearest one that is open; returns whether it fits."""
+        most = self._maximum if self._bad is None else self._bad - 1
+        size = max(self._good + 1, min(size, most))
+        fits = self._fits(size)
+        if fits:
+            self._good = size
+        else:
+            self._bad = size
+        return fits
+
+    def _close_in(self, expected: int) -> None:
+        """Try the size that is expected to be the answer, then sizes further and further from it, until one differs."""
+        fits, step = self._try(expected), 1
+        while self._open and self._try(self._good + step if fits else (self._bad or 0) - step) is fits:
+            step *= 2
+
+    def _foresee(self, start: int) -> int | None:
+        """Return the largest size that fits by prediction, or `None` without one; notes say why, and what it left."""
+        clean()
+        self.caps.keep_free(self._margin)
+        try:
+            rooms = {backend.device(index): _room(backend, index) for backend, index in ready_devices()}
+            expected = largest_batch(self._fn, functools.partial(_run, self._fn), start, self._maximum, rooms)
+        except Exception as reason:  # noqa: BLE001 - whatever it is: the trials do without, and say so
+            line = next(iter(str(reason).splitlines()), "")
+            what = line if isinstance(reason, GpumemError) else f"{type(reason).__name__}: {line}"
+            release_frames(reason)
+            self._foreseen.append(f"no prediction to begin with: {what}"[:300])
+            return None
+        if expected.not_undone:
+            what = "; ".join(expected.not_undone)
+            self._foreseen.append(f"the prediction ran fn too, and could not put everything back: {what}")
+        if expected.unsaved:
+            what = ", ".join(expected.unsaved)
+            self._foreseen.append(f"what fn saves was written by the trials only, not by the prediction: {what}")
+        return expected.batch
 
     def _fits(self, size: int) -> bool:
         clean()
@@ -174,6 +237,7 @@ class _Search:
 
     def notes(self, best: int) -> Iterator[str]:
         """Yield what is to be said about the search."""
+        yield from self._foreseen
         leaks = self.leaks()
         if leaks is not None:
             yield (
@@ -189,11 +253,7 @@ class _Search:
 def _attempt(fn: Callable[[int], object], size: int) -> str | None:
     """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`."""
     try:
-        for _ in range(_ITERATIONS):
-            result = fn(size)
-            if inspect.isgenerator(result):
-                deque(result, maxlen=0)
-            del result  # so that an iteration never overlaps with what the one before returned
+        _run(fn, size)
     except BaseException as failure:
         found = find_oom(failure)
         if found is None or found[1].family == "host":
@@ -202,6 +262,22 @@ def _attempt(fn: Callable[[int], object], size: int) -> str | None:
         release_frames(failure)
         return str(found[0])
     return None
+
+
+def _run(fn: Callable[[int], object], size: int) -> None:
+    for _ in range(_ITERATIONS):
+        result = fn(size)
+        if inspect.isgenerator(result):
+            deque(result, maxlen=0)
+        del result  # so that an iteration never overlaps with what the one before returned
+
+
+def _room(backend: Backend, index: int) -> int:
+    """Return how many bytes the allocator may reserve of a device, with those that it has."""
+    memory, limit, total = backend.memory(index), backend.limit(index), backend.device(index).total or 0
+    reserved = int(backend.stats(index)["reserved_bytes"]["all"]["current"])
+    most = total if memory is None else reserved + memory.free
+    return most if limit is None else min(most, limit)
 
 
 def _allocated() -> int:

@@ -45,13 +45,17 @@ class Search(Generic[T]):
         need: how much memory a trial needed, in bytes.
         first: the batch that is tried first.
         limit: how many trials there may be.
+        most: the largest batch that may be tried; `None` for any.
 
     Attributes:
         samples: what the trials returned, by batch.
         stopped: why no larger batch was tried, if one failed for another reason than memory.
     """
 
-    def __init__(self, sample: Callable[[int], T], need: Callable[[T], int], first: int, limit: int) -> None:
+    def __init__(
+        self, sample: Callable[[int], T], need: Callable[[T], int], first: int, limit: int, most: int | None = None
+    ) -> None:
+        self._most = most
         self._sample, self._need, self._limit = sample, need, limit
         self.samples: dict[int, T] = {}
         self.stopped: str | None = None
@@ -73,7 +77,8 @@ class Search(Generic[T]):
             high = min((batch for batch, good in verdicts.items() if not good and batch > low), default=None)
             if high == low + 1:
                 return Largest(low, exact=True)
-            end = min(value for value in (high, self._failed, 2**62) if value is not None)
+            beyond = 2**62 if self._most is None else self._most + 1
+            end = min(value for value in (high, self._failed, beyond) if value is not None)
             if end <= low + 1 or self._trials >= self._limit:
                 break
             batch = self._larger(low, room) if high is None else self._between(low, high, room, step, turn)

@@ -41,6 +41,7 @@ class Code:
         reaches: the dicts whose names it may bind, and other objects that it can reach.
         line: returns the text of a line.
         batch: the batch variable and its value.
+        most: the largest value that may be tried; `None` for any.
         quietly: a context in which nothing that is printed is shown, unless there is an error.
     """
 
@@ -50,6 +51,7 @@ class Code:
     line: Callable[[int], str]
     function: CodeType | None = None
     batch: tuple[str, int] | None = None
+    most: int | None = None
     quietly: Callable[[], contextlib.AbstractContextManager[object]] = field(default=lambda: printed_on_error())  # noqa: PLW0108
 
 
@@ -80,7 +82,7 @@ def predict(
         UnavailableError: PyTorch cannot have a virtual GPU.
     """
     __tracebackhide__ = True
-    plain = _plain(function)
+    plain = plain_function(function)
     code = getattr(plain, "__code__", None)
     file = code.co_filename if code is not None else ""
     call, value = functools.partial(function, *args, **kwargs), None
@@ -131,7 +133,7 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
     if not devices.torch_installed():
         raise UnavailableError("a prediction needs PyTorch, which is not installed here; install torch and try again")
     began = time.monotonic()
-    fixed = _session_cards() or (None if gpus else parse_cards(DEFAULT_GPU))
+    fixed = session_cards() or (None if gpus else parse_cards(DEFAULT_GPU))
     ways: dict[tuple[Card, ...], list[tuple[Card, ...]]] = {}
     for machine in machines:
         ways.setdefault(fixed or machine, []).append(machine)
@@ -139,7 +141,7 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
     first: Run | None = None
     search: BatchSearch | None = None
     for cards, rows in ways.items():
-        run, found, search = _forecast_as_on(cards, rows, code, runs)
+        run, found, search = forecast_as_on(cards, rows, code, runs)
         first = first or run
         fits |= found
     assert first is not None  # noqa: S101 - there is always a machine
@@ -173,7 +175,7 @@ def printed_on_error() -> contextlib.AbstractContextManager[object]:
     return context()
 
 
-def _forecast_as_on(
+def forecast_as_on(
     cards: tuple[Card, ...], rows: Sequence[tuple[Card, ...]], code: Code, limit: int
 ) -> tuple[Run, dict[tuple[Card, ...], Fit], BatchSearch | None]:
     """Run code as on these cards, and say of each machine whether it fits there."""
@@ -191,7 +193,7 @@ def _forecast_as_on(
             run = sample(None)
             return run, {machine: _fit(run, machine) for machine in rows}, None
         name, value = code.batch
-        search = Search(sample, lambda run: max(run.reserved), value, limit)
+        search = Search(sample, lambda run: max(run.reserved), value, limit, code.most)
         run = search.samples[value]
         fits = {}
         for machine in rows:
@@ -277,7 +279,7 @@ def _name(machine: tuple[Card, ...]) -> str:
     return " + ".join(name if count == 1 else f"{count}x{name}" for name, count in names.items())
 
 
-def _session_cards() -> tuple[Card, ...] | None:
+def session_cards() -> tuple[Card, ...] | None:
     """Return the cards of the session's virtual GPU, without importing anything for it."""
     virtual = sys.modules.get("jupyter_gpumem.virtual.session")
     gpu = virtual.active() if virtual is not None else None
@@ -287,7 +289,7 @@ def _session_cards() -> tuple[Card, ...] | None:
 # Functions
 
 
-def _plain(function: Any) -> Any:
+def plain_function(function: Any) -> Any:
     """Return the function inside partial objects, decorators and bound methods, or what is called on an object."""
     while isinstance(function, functools.partial):
         function = function.func

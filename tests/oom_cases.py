@@ -6,6 +6,7 @@ Used by the tests with a virtual GPU, by those on a real one, and by `benchmarks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.holding_scenarios import value
 
@@ -218,18 +219,39 @@ torch.cuda.set_per_process_memory_fraction(1100 / TOTAL)
 """
 
 
-def compare_batch_sizes(kernel, name: str, margin: float = 0.0) -> tuple[int, int]:
-    """Return the batch size that is found, and that of trying all."""
+class BatchSizes(NamedTuple):
+    """The largest batch size in several ways, and how many trials that took.
+
+    Attributes:
+        plain, foreseen: found by trials alone, and by trials after a prediction.
+        exhaustive: that of trying all.
+        predicted: what the prediction said.
+        plain_trials, foreseen_trials: how many trials there were.
+    """
+
+    plain: int
+    foreseen: int
+    exhaustive: int
+    predicted: int | None
+    plain_trials: int
+    foreseen_trials: int
+
+
+def compare_batch_sizes(kernel, name: str, margin: float = 0.0, start: int = 1) -> BatchSizes:
+    """Look for a batch size in every way."""
     reply = kernel.run(f"fn = None; gc.collect(); torch.cuda.empty_cache()\n{BATCHES[name]}\n{EXHAUSTIVE}")
     assert reply.status == "ok", reply.shown
     reply = kernel.run(
-        f"best = gm.find_batch_size(fn, maximum=24, margin={margin}); every = exhaustive({margin})", store_history=False
+        f"plain = gm.find_batch_size(fn, {start}, maximum=24, margin={margin}, predict=False)\n"
+        f"best = gm.find_batch_size(fn, {start}, maximum=24, margin={margin}, predict=True)\n"
+        f"every = exhaustive({margin})",
+        store_history=False,
     )
     assert reply.status == "ok", reply.shown
-    found = value(kernel, "[int(best), every]")
+    found = value(kernel, "[int(plain), int(best), every, best.predicted, len(plain.trials), len(best.trials)]")
     kernel.run("torch.cuda.set_per_process_memory_fraction(1.0); del fn", store_history=False)
     kernel.run("model = optimizer = None; gc.collect(); torch.cuda.empty_cache()", store_history=False)
-    return found[0], found[1]
+    return BatchSizes(*found)
 
 
 RETRY = """

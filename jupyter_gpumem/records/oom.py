@@ -156,6 +156,7 @@ class BatchSize(Record):
         margin: the share of each device that was kept free during the trials.
         at_maximum: whether it is the maximum that was asked for, so that a larger one may run too.
         leaks: bytes that every further trial leaves behind, or `None`.
+        predicted: the largest that should run by a prediction, which the trials began near; `None` without one.
         notes: what else is to be said, one sentence each.
     """
 
@@ -164,6 +165,7 @@ class BatchSize(Record):
     margin: float
     at_maximum: bool
     leaks: int | None = None
+    predicted: int | None = None
     notes: tuple[str, ...] = ()
 
     def __int__(self) -> int:

@@ -75,6 +75,6 @@ def test_retrying(kernel):
 
 @pytest.mark.parametrize("name", ["activations", "training step", "quadratic"])
 def test_batch_size(kernel, name):
-    """The largest batch size is exactly the one that trying every size gives."""
-    found, exhaustive = compare_batch_sizes(kernel, name)
-    assert found == exhaustive > 0
+    """The largest batch size is exactly the one that trying every size gives, with and without a prediction."""
+    found = compare_batch_sizes(kernel, name)
+    assert found.plain == found.foreseen == found.exhaustive > 0

@@ -65,10 +65,13 @@ def test_the_same_explanation_everywhere(virtual):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_batch_size_equals_that_of_trying_all(virtual, name):
-    """The largest batch size is exactly the one that trying every size gives."""
-    found, exhaustive = compare_batch_sizes(virtual, name)
-    assert found == exhaustive > 0
+@pytest.mark.parametrize("start", [1, 5])
+def test_batch_size_equals_that_of_trying_all(virtual, name, start):
+    """The largest batch size is exactly the one that trying every size gives, and a prediction saves trials."""
+    found = compare_batch_sizes(virtual, name, start=start)
+    assert found.plain == found.foreseen == found.exhaustive > 0
+    assert abs(found.predicted - found.exhaustive) <= 1
+    assert found.foreseen_trials <= 4 < found.plain_trials
 
 
 def test_retrying_releases_what_the_failed_attempt_held(virtual):

@@ -39,6 +39,20 @@ def test_uneven_growth(need):
     assert search.trials <= 20
 
 
+@pytest.mark.parametrize("most", [4, 5, 64, 700])
+def test_nothing_above_the_largest_is_tried(most):
+    """Where all that may be tried fits, the answer is the largest of it."""
+    tried = []
+
+    def sample(batch):
+        tried.append(batch)
+        return 7 * batch
+
+    search = Search(sample, lambda size: size, 4, 12, most)
+    assert search.largest(lambda size: size <= 100_000, 100_000).value == most == max(tried)
+    assert len(tried) == len(set(tried)) <= 4
+
+
 def test_nothing_fits():
     """Zero is said where not even one fits."""
     _, found = searched(lambda batch: 10_000 + batch, 64, 20, 5_000)

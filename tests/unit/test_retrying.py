@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from jupyter_gpumem import devices
+from jupyter_gpumem import batch_size, devices
 from jupyter_gpumem.batch_size import find_batch_size
 from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError
-from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.errors import InvalidValueError, UnavailableError
+from jupyter_gpumem.expectation import Expected
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.retrying import retry_on_oom
 from jupyter_gpumem.units import GiB, MiB
@@ -211,6 +212,103 @@ def test_the_largest_that_runs(fake, each, start):
 
     exhaustive = max(n for n in range(1, 90) if runs(fake, fn, n))
     assert int(find_batch_size(fn, start=start, margin=0)) == exhaustive
+
+
+def foreseen(monkeypatch, answer):
+    """Let a prediction say this, or raise it; returns how often it was asked."""
+    asked = []
+
+    def predicted(*question):
+        asked.append(question)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(batch_size, "largest_batch", predicted)
+    return asked
+
+
+@pytest.mark.parametrize("expected", [0, 1, 2, 11, 14, 15, 16, 17, 30, 31, 10**6])
+@pytest.mark.parametrize(
+    ("start", "maximum"), [(1, None), (3, None), (40, None), (1, 15), (3, 15), (1, 60), (3, 60), (40, 60)]
+)
+def test_the_answer_is_that_of_trials_whatever_is_predicted(fake, monkeypatch, expected, start, maximum):
+    """A wrong prediction costs trials and nothing else; a right one saves them."""
+    foreseen(monkeypatch, Expected(expected))
+    found = find_batch_size(lambda n: Tensor(fake, n * 500 * MiB) and None, start, maximum, margin=0, predict=True)
+    assert (found.batch_size, found.predicted) == (15, expected)
+    assert found.at_maximum == (maximum == 15)
+    sizes = [trial.batch_size for trial in found.trials]
+    assert len(set(sizes)) == len(sizes)
+    assert max(sizes) <= (maximum or max(start, expected, 30))
+    if expected == 15:
+        assert sizes == ([start, 15] if maximum == 15 else [start, 15, 16])
+
+
+def test_a_prediction_is_made_where_it_is_wanted(fake, monkeypatch):
+    """On a device that is not virtual only when asked for; never when the first trial has the answer."""
+    asked = foreseen(monkeypatch, Expected(15))
+
+    def fn(n):
+        Tensor(fake, n * 500 * MiB)
+
+    assert find_batch_size(fn, margin=0).predicted is None
+    assert find_batch_size(fn, margin=0, predict=False).predicted is None
+    assert find_batch_size(fn, 7, 7, margin=0, predict=True).batch_size == 7
+    assert find_batch_size(lambda n: Tensor(fake, 9 * GiB), margin=0, predict=True).batch_size == 0
+    assert asked == []
+    assert find_batch_size(fn, 2, 40, margin=0.25, predict=True).predicted == 15
+    ((function, _, first, maximum, rooms),) = asked
+    assert (function, first, maximum) == (fn, 2, 40)
+    assert rooms == {fake.device(0): 6 * GiB - fake.context}
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (UnavailableError("a virtual GPU needs torch 2.9 or later"), "a virtual GPU needs torch 2.9 or later"),
+        (ValueError("a value\nof several lines"), "ValueError: a value"),
+        (ZeroDivisionError(), "ZeroDivisionError: "),
+    ],
+    ids=lambda entry: type(entry).__name__,
+)
+def test_without_a_prediction_the_search_goes_on(fake, monkeypatch, reason, said):
+    """One note says why there is none, and the trials are those of a search that did not ask."""
+    foreseen(monkeypatch, reason)
+    sizes = {}
+    for predict in (True, False):
+        found = find_batch_size(lambda n: Tensor(fake, n * 500 * MiB) and None, margin=0, predict=predict)
+        assert (found.batch_size, found.predicted) == (15, None)
+        assert found.notes == ((f"no prediction to begin with: {said}",) if predict else ())
+        sizes[predict] = [trial.batch_size for trial in found.trials]
+    assert sizes[True] == sizes[False]
+
+
+def test_what_a_prediction_leaves_is_said(fake, monkeypatch):
+    """What could not be put back, and what was not written."""
+    foreseen(monkeypatch, Expected(15, ("the generator batches was advanced",), ("model.pt", "log.pt")))
+    found = find_batch_size(lambda n: Tensor(fake, n * 500 * MiB) and None, margin=0, predict=True)
+    assert found.notes == (
+        "the prediction ran fn too, and could not put everything back: the generator batches was advanced",
+        "what fn saves was written by the trials only, not by the prediction: model.pt, log.pt",
+    )
+
+
+def test_an_interrupt_of_the_prediction_passes(fake, monkeypatch):
+    """Ctrl-C ends the search, and the cap is back."""
+    foreseen(monkeypatch, KeyboardInterrupt())
+    fake.cap(7 * GiB)
+    with pytest.raises(KeyboardInterrupt):
+        find_batch_size(lambda n: Tensor(fake, n * 500 * MiB) and None, predict=True)
+    assert fake.limit(0) == 7 * GiB
+
+
+def test_other_devices_have_no_virtual_counterpart(fake):
+    """That is said, once."""
+    found = find_batch_size(lambda n: Tensor(fake, n * 500 * MiB) and None, margin=0, predict=True)
+    (note,) = found.notes
+    assert "only code that uses CUDA devices" in note
+    assert found.batch_size == 15
 
 
 def test_the_second_iteration_counts(fake):
