@@ -246,8 +246,9 @@ class Dispatcher:
         return layout(args, found) if layout else found
 
     def _resize_out(self, key: Any, op: Any, args: Any, kwargs: Any) -> None:
-        found = self._infer(key, op, args, kwargs)
-        names = _Signature(op).out
+        makes, names = shapes.functional(op), _Signature(op).out
+        read = kwargs if makes is op else {name: kwargs[name] for name in kwargs if name not in names}
+        found = self._infer(key, makes, args, read)
         for name, shape in zip(names, found, strict=True):
             size, stride, _ = shape
             if tuple(kwargs[name].size()) != tuple(size):
@@ -260,7 +261,7 @@ class Dispatcher:
         if type(shape) is tuple:
             size, stride, dtype = shape
             return new_tensor(self.memory, index, size, stride, dtype)
-        return shape
+        return shape.make() if type(shape) is shapes.OnHost else shape
 
 
 def _dense(tensor: torch.Tensor) -> bool:

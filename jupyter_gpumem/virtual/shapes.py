@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +16,7 @@ from .storages import contiguous, resize
 from .values import place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .memory import VirtualMemory
 
@@ -30,20 +32,80 @@ def without_meta(op: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         UnavailableError: the arguments are too large for that, or it has no kernel for host memory either.
     """
-    given = _zeros((args, kwargs))
-    size = sum(t.numel() * t.dtype.itemsize for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+    made = _MADE.get(op)
+    if made is not None:
+        return made(*args)
     try:
-        if size <= _MOST:
-            return op(*given[0], **given[1])
-        if op in _LIKE_INPUT:
-            return torch.empty_like(args[0], device="meta")
+        return on_host(op, args, kwargs)
+    except NotImplementedError:
+        file, line = place()
+        raise UnavailableError(
+            f"{op} is not known to a virtual GPU, at {file}:{line}; run this line on the CPU"
+        ) from None
+
+
+def on_host(op: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator gives for zeros in host memory.
+
+    Raises:
+        NotImplementedError: it has no kernel there, or its arguments are too large.
+    """
+    size = sum(t.numel() * t.dtype.itemsize for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+    if size > _MOST:
+        raise NotImplementedError
+    given = _zeros((args, kwargs))
+    return op(*given[0], **given[1])
+
+
+@functools.cache
+def functional(op: Any) -> Any:
+    """Return the operator that makes what this one writes to `out=`, or itself if there is none.
+
+    PyTorch's meta kernels know the layout of results that they make; of those that they are given, not always.
+    """
+    wanted = [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+    for name in op._overloadpacket.overloads():
+        other = getattr(op._overloadpacket, name)
+        arguments = [(argument.name, str(argument.type)) for argument in other._schema.arguments]
+        if arguments == wanted and not other._schema.is_mutable:
+            return other
+    return op
+
+
+def text_of(error: Exception, op: Any, args: Any, kwargs: Any) -> Exception:
+    """Return the error of a meta kernel as the kernels with values have it, where they refuse as well."""
+    try:
+        on_host(op, args, kwargs)
+    except (RuntimeError, IndexError, ValueError) as found:
+        return found if type(found) is type(error) else error
     except NotImplementedError:
         pass
-    file, line = place()
-    raise UnavailableError(f"{op} is not known to a virtual GPU, at {file}:{line}; run this line on the CPU")
+    return error
 
 
-_LIKE_INPUT = {torch.ops.aten._logcumsumexp.default}
+def _on_meta(like: torch.Tensor, *size: int) -> torch.Tensor:
+    return torch.empty(size or like.shape, dtype=like.dtype, device="meta")
+
+
+def _gru_cell(_gates: Any, _hidden_gates: Any, hx: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Return the state, and what the backward pass needs of the gates."""
+    return _on_meta(hx), _on_meta(hx, hx.size(0), hx.size(1) * 5)
+
+
+def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    """Return the gradients of both gates, the state and both biases."""
+    rows, width = workspace.size(0), workspace.size(1) // 5 * 3
+    gates = _on_meta(workspace, rows, width)
+    bias = _on_meta(workspace, width) if has_bias else None
+    return gates, gates, _on_meta(grad), bias, bias
+
+
+_MADE: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._logcumsumexp.default: lambda tensor, _dim: _on_meta(tensor),
+    torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
+    torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+"""The results of operators without a meta kernel, as meta tensors."""
 
 
 def _zeros(given: Any) -> Any:
@@ -70,11 +132,50 @@ def _last(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.channels_last)
 
 
+def _first_contiguous(_args: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the results with the first one in the usual layout, whatever that of the arguments."""
+    first, *rest = found
+    return (first if first is None else torch.empty_like(first, memory_format=torch.contiguous_format), *rest)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OnHost:
+    """A result without dimensions in host memory.
+
+    Attributes:
+        dtype: its type.
+    """
+
+    dtype: torch.dtype
+
+    def make(self) -> torch.Tensor:
+        """Return it."""
+        return torch.empty((), dtype=self.dtype, device=_CPU)
+
+
+def _state_on_host(_args: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the results with the state of random numbers in host memory, where CUDA has it for this kernel."""
+    return (*found[:2], *(OnHost(one.dtype) for one in found[2:]))
+
+
+def _without_sums(args: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the results, with sums for a backward pass only where one may follow."""
+    sums = found[1] if args[4] else found[1].new_empty((0,))
+    return (found[0], sums, *found[2:])
+
+
+_aten = torch.ops.aten
 LAYOUTS = {
-    torch.ops.aten.convolution.default: _images,
-    torch.ops.aten.convolution_backward.default: _gradients,
+    _aten.convolution.default: _images,
+    _aten.convolution_backward.default: _gradients,
+    _aten._fused_rms_norm_backward.default: _first_contiguous,
+    _aten._log_softmax_backward_data.default: _first_contiguous,
+    _aten._scaled_dot_product_cudnn_attention.default: _without_sums,
+    _aten._scaled_dot_product_efficient_attention.default: _state_on_host,
+    _aten.mse_loss_backward.default: _first_contiguous,
+    _aten.native_layer_norm_backward.default: _first_contiguous,
 }
-"""What CUDA's layout of results is where that of meta tensors differs."""
+"""What CUDA's results are like where those of meta tensors differ: their layout, or where they are."""
 
 
 class Shapes:
@@ -98,7 +199,9 @@ class Shapes:
         }
 
     def resize_(self, tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
-        """Resize in place; the storage only grows."""
+        """Resize in place; the storage only grows, and what has the size already keeps its layout."""
+        if memory_format is None and tuple(size) == tuple(tensor.size()):
+            return tensor
         resize(self.memory, tensor, size, contiguous(size, memory_format))
         return tensor
 
@@ -117,4 +220,4 @@ class Shapes:
     @staticmethod
     def ctc_loss_backward(_grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:
         """Return the gradient of the probabilities."""
-        return torch.empty_like(log_probs)
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)

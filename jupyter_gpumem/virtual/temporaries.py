@@ -163,8 +163,8 @@ def _index_put(_card: Card, args: Any, _results: list[Any]) -> Steps:
     return [*events, keys, keys, keys, *_sort(keys // _INDEX)]
 
 
-def _cudnn_attention(_card: Card, _args: Any, _results: list[Any]) -> Steps:
-    return [256]
+def _cudnn_attention(_card: Card, args: Any, _results: list[Any]) -> Steps:
+    return [256] if args[0].size(2) > 1 else []
 
 
 def _cudnn_attention_backward(_card: Card, args: Any, _results: list[Any]) -> Steps:

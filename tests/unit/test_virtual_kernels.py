@@ -103,3 +103,74 @@ def test_an_operator_without_a_meta_kernel_gets_its_shape_from_the_host():
     """`logcumsumexp` has none."""
     with virtual_gpu("H200"):
         assert torch.logcumsumexp(torch.randn(5, 7, device="cuda"), 1).shape == (5, 7)
+
+
+# Layouts and places of results
+
+
+def usual(tensor):
+    """Return a tensor of this shape in another order of dimensions."""
+    return torch.randn(*reversed(tensor.shape), device="cuda").permute(*reversed(range(tensor.dim())))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+        lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:]),
+        lambda x: torch.log_softmax(x, -1),
+        lambda x: torch.nn.functional.mse_loss(x, torch.zeros_like(x), reduction="none"),
+    ],
+)
+def test_gradients_that_cuda_gives_in_the_usual_layout(function):
+    """Whatever the order of what comes in."""
+    with virtual_gpu("H200"):
+        x = torch.randn(4, 5, 6, device="cuda", requires_grad=True)
+        out = function(x)
+        (grad,) = torch.autograd.grad(out, x, usual(out))
+        assert grad.is_contiguous()
+
+
+def test_layouts_that_results_take_over():
+    """Also where PyTorch first makes an empty result; and a size that is there already changes nothing."""
+    with virtual_gpu("H200"):
+        x = usual(torch.empty(4, 5))
+        assert torch.abs(x).stride() == x.stride()
+        assert torch.isinf(x).stride() == x.stride()
+        assert x.clone().resize_(4, 5).stride() == x.stride()
+        assert x.clone().resize_(5, 4).stride() == (4, 1)
+
+
+def test_attention_keeps_its_state_of_random_numbers_where_cuda_does():
+    """In host memory for the efficient kernel; and cuDNN keeps no sums where no gradient will be asked for."""
+    with virtual_gpu("H200") as gpu:
+        single = torch.randn(2, 4, 128, 64, device="cuda", requires_grad=True)
+        asked: list[int] = []
+        gpu.memory.observers.append(
+            lambda kind, _device, _address, size: asked.append(size) if kind == "alloc" else None
+        )
+        out = torch.nn.functional.scaled_dot_product_attention(single, single, single)
+        assert asked == [out.numel() * 4, 2 * 4 * 128 * 4]
+        asked.clear()
+        with torch.no_grad():
+            half = single.half()
+            asked.clear()
+            torch.nn.functional.scaled_dot_product_attention(half, half, half)
+        assert asked == [half.numel() * 2, 8, 8, 256]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(torch.nn.GRUCell, 5), (torch.nn.LSTMCell, 4)])
+def test_cells_of_recurrent_layers_keep_their_gates(kind, kept):
+    """A GRU's cell keeps five values for each of its state's, an LSTM's four; both learn."""
+    with virtual_gpu("H200") as gpu:
+        x, cell = torch.randn(8, 16, device="cuda"), kind(16, 32).cuda()
+        asked: list[int] = []
+        gpu.memory.observers.append(
+            lambda what, _device, _address, size: asked.append(size) if what == "alloc" else None
+        )
+        state = cell(x)
+        hidden = state if kept == 5 else state[0]
+        assert asked[-1] == 8 * 32 * kept * 4
+        assert hidden.shape == (8, 32)
+        hidden.sum().backward()
+        assert [param.grad.shape for param in cell.parameters()] == [param.shape for param in cell.parameters()]
