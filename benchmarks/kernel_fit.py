@@ -79,8 +79,8 @@ _DEFAULTS = [None, [1, 1], [0, 0], [1, 1], 1]
 
 
 def convolution_table(calls: list[dict]) -> dict[str, list[int]]:
-    """Return the workspaces of the measured convolutions where they are not what the formulas say."""
-    table = {}
+    """Return the workspaces of the measured convolutions whose layer is not as the formulas say, at some batch."""
+    table, as_said = {}, {}
     for call in calls:
         name = call["op"].split(".")[1]
         args, outs = values(call)
@@ -91,21 +91,23 @@ def convolution_table(calls: list[dict]) -> dict[str, list[int]]:
             real = [size for sizes in temporaries(call["events"]) for size in sizes]
             formula = convolutions.forward_formula(args, outs)
             key = convolutions.key("forward", args[0], args[1], args[3:9])
-            if abs(sum(real) - sum(formula)) > _WORTH:
-                table[key] = real
+            other = abs(sum(real) - sum(formula)) > _WORTH
+            (table if other else as_said)[key] = real
         elif name == "convolution_backward" and args[10][0] and args[10][1]:
             around = temporaries(call["events"])
             real = [max(sizes, default=0) for sizes in around[1:3]]
             formula = convolutions.backward_formula(_CARD, args)
             key = convolutions.key("backward", args[1], args[2], args[4:10])
-            if any(abs(a - b) > _WORTH for a, b in zip(real, formula, strict=True)):
-                table[key] = real
+            other = any(abs(a - b) > _WORTH for a, b in zip(real, formula, strict=True))
+            (table if other else as_said)[key] = real
         elif name == "convolution_backward" and args[10][1]:
             real = max(temporaries(call["events"])[1], default=0)
             key = convolutions.key("backward", args[1], args[2], args[4:10])
-            if abs(real - convolutions.backward_formula(_CARD, args)[1]) > _WORTH:
-                table.setdefault(key, [0, real])
-    return dict(sorted(table.items()))
+            other = abs(real - convolutions.backward_formula(_CARD, args)[1]) > _WORTH
+            (table if other else as_said).setdefault(key, [0, real])
+    layers = {convolutions.layer_of(key)[0] for key in table}
+    beside = {key: sizes for key, sizes in as_said.items() if convolutions.layer_of(key)[0] in layers}
+    return dict(sorted((beside | table).items()))
 
 
 def temporaries(events: list[int]) -> list[list[int]]:

@@ -3,7 +3,9 @@
 Its fast kernels want channels last. For tensors in the usual layout the workspace holds copies of input, output and
 weight in that layout; for weight gradients partial results as well, of the blocks that share the work. The formulas
 are what was seen on an H200 with cuDNN 9.19 for the kernels that its heuristics choose
-(`benchmarks/results/kernels-h200.json` has the calls); shapes that were measured and are otherwise are in a table.
+(`benchmarks/results/kernels-h200.json` has the calls); shapes that were measured and are otherwise are in a table. The
+table also serves for the same layers with other batches: there cuDNN mostly takes the same kernels, and of what these
+need, the copies of input and output grow with the batch.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ def key(kind: str, x: torch.Tensor, w: torch.Tensor, options: Sequence[Any]) -> 
         w: the weight.
         options: stride, padding, dilation, whether it is transposed, output padding and groups.
     """
-    sizes = "x".join(map(str, x.shape)), "x".join(map(str, w.shape))
+    return _layer(kind, x, w, options).format(x.size(0))
+
+
+def _layer(kind: str, x: torch.Tensor, w: torch.Tensor, options: Sequence[Any]) -> str:
+    """Return that name with `{}` for the batch."""
+    sizes = "x".join(["{}", *map(str, x.shape[1:])]), "x".join(map(str, w.shape))
     layout = "last" if channels_last(x, w) else "first"
     step, padding, spread, transposed, _, groups = options
     numbers = ["".join(map(str, sorted(set(given)))) for given in (step, padding, spread)]
@@ -51,18 +58,59 @@ def key(kind: str, x: torch.Tensor, w: torch.Tensor, options: Sequence[Any]) -> 
     return " ".join([kind, dtype, layout, *sizes, *numbers, str(int(transposed)), str(groups)])
 
 
+def layer_of(name: str) -> tuple[str, int]:
+    """Return what all batches of a convolution of that name have in common, and its batch."""
+    kind, dtype, layout, shape, rest = name.split(" ", 4)
+    batch, _, picture = shape.partition("x")
+    return f"{kind} {dtype} {layout} {{}}x{picture} {rest}", int(batch)
+
+
 @functools.cache
 def measured() -> dict[str, list[int]]:
-    """Return the workspaces of the convolutions that were measured and are not as the formulas say: `kernels.json`."""
+    """Return the workspaces of measured convolutions, of layers that some batch is not as the formulas say."""
     text = resources.files(__package__).joinpath("kernels.json").read_text(encoding="utf-8")
     found: dict[str, list[int]] = json.loads(text)["convolutions"]
     return found
 
 
+@functools.cache
+def _batches() -> dict[str, dict[int, list[int]]]:
+    """Return that table by layer: for each batch that was measured, the workspaces."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for name, sizes in measured().items():
+        layer, batch = layer_of(name)
+        found.setdefault(layer, {})[batch] = sizes
+    return found
+
+
+def _seen(kind: str, x: torch.Tensor, w: torch.Tensor, out: Any, options: Sequence[Any]) -> list[int] | None:
+    """Return the workspaces of a measured convolution, or of one whose layer was; `None` if it is in no table."""
+    batches = _batches().get(_layer(kind, x, w, options))
+    if not batches or not x.size(0):
+        return None
+    batch = int(x.size(0))
+    nearest = min(batches, key=lambda one: abs(math.log(one / batch)))
+    return [_grown(size, nearest, batch, x, out) for size in batches[nearest]]
+
+
+def _grown(size: int, seen: int, batch: int, x: torch.Tensor, out: Any) -> int:
+    """Return what a workspace of one batch is for another: the copies of input and output in it grow with the batch."""
+    copies = [one + other for one in _picture(x) for other in _picture(out)]
+    return size + max(one for one in copies if one * seen <= size) * (batch - seen)
+
+
+def _picture(tensor: torch.Tensor | Result) -> list[int]:
+    """Return the bytes that copies of a single picture may take: none, one or two, with few channels filled up."""
+    _, channels, *_ = shape = tuple(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.size)
+    one = math.prod(shape[1:]) * int(tensor.dtype.itemsize)
+    filled = {channels} if channels >= _FEW else {channels, _ALIGNED_FLOAT, _ALIGNED}
+    return [0, *(one * number * turns // channels for number in filled for turns in (1, 2))]
+
+
 def forward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
     """Return what `aten::convolution` needs."""
     if card.capability == _MEASURED:
-        found = measured().get(key("forward", args[0], args[1], args[3:9]))
+        found = _seen("forward", args[0], args[1], results[0], args[3:9])
         if found is not None:
             return list(found)
     return forward_formula(args, results)
@@ -96,7 +144,7 @@ def backward(card: Card, args: Any, results: list[Any]) -> list[int | None]:
         events.append(_bytes(g))
     data, weight = backward_formula(card, args)
     if card.capability == _MEASURED:
-        data, weight = measured().get(key("backward", x, w, args[4:10]), (data, weight))
+        data, weight = _seen("backward", x, w, g, args[4:10]) or (data, weight)
     events.append(None)
     if mask[0] and data:
         events += [data, -data]

@@ -10,14 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jupyter_gpumem.virtual import reductions  # noqa: E402
+from jupyter_gpumem.virtual import convolutions, reductions  # noqa: E402
+from jupyter_gpumem.virtual.cards import parse_cards  # noqa: E402
 from jupyter_gpumem.virtual.recurrent import reserve_bytes  # noqa: E402
 from jupyter_gpumem.virtual.session import virtual_gpu  # noqa: E402
 from jupyter_gpumem.virtual.temporaries import KERNELS  # noqa: E402
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-from kernel_fit import check, temporaries  # noqa: E402
+from kernel_fit import check, temporaries, values  # noqa: E402
 
 CALLS = json.loads((BENCHMARKS / "results" / "kernels-h200.json").read_text())["calls"]
 NOT_TO_THE_BYTE = {
@@ -103,6 +104,57 @@ def test_an_operator_without_a_meta_kernel_gets_its_shape_from_the_host():
     """`logcumsumexp` has none."""
     with virtual_gpu("H200"):
         assert torch.logcumsumexp(torch.randn(5, 7, device="cuda"), 1).shape == (5, 7)
+
+
+# Convolutions with a batch that was not measured
+
+
+def measured_backward():
+    """Yield card, arguments and what was taken for both gradients, of each measured backward convolution."""
+    card = parse_cards("H200")[0]
+    for call in CALLS:
+        if call["op"].startswith("aten.convolution_backward"):
+            args, _ = values(call)
+            if args[10][0] and args[10][1]:
+                took = temporaries(call["events"])
+                yield card, args, [max(sizes, default=0) for sizes in took[1:3]]
+
+
+def test_a_workspace_of_another_batch_is_taken_from_the_measured_one(monkeypatch):
+    """Without its own line in the table, a layer is more often right by its other batch than by formula."""
+    table = convolutions.measured()
+    layers = {}
+    for name in table:
+        layers.setdefault(convolutions.layer_of(name)[0], []).append(name)
+    by_batch, by_formula, total = 0, 0, 0
+    for card, args, took in measured_backward():
+        name = convolutions.key("backward", args[1], args[2], args[4:10])
+        if len(layers.get(convolutions.layer_of(name)[0], ())) < 2 or name not in table:
+            continue
+        without = {other: sizes for other, sizes in table.items() if other != name}
+        monkeypatch.setattr(convolutions, "measured", lambda without=without: without)
+        convolutions._batches.cache_clear()
+        seen = convolutions._seen("backward", args[1], args[2], args[0], args[4:10])
+        formula = convolutions.backward_formula(card, args)
+        for one, other, real in zip(seen, formula, took, strict=True):
+            by_batch += abs(one - real) <= max(65536, 0.003 * real)
+            by_formula += abs(other - real) <= max(65536, 0.003 * real)
+            total += 1
+    monkeypatch.undo()
+    convolutions._batches.cache_clear()
+    assert total >= 30
+    assert by_batch >= 0.8 * total
+    assert by_batch > 1.3 * by_formula
+
+
+def test_copies_in_a_workspace_grow_with_the_batch():
+    """Input and output once each, with a rest that stays: 64 pictures as measured, from what 32 took."""
+    x = torch.empty(64, 64, 56, 56, dtype=torch.bfloat16, device="meta")
+    assert convolutions._grown(27681447, 32, 64, x, x) == 53371559
+    assert convolutions._grown(131, 32, 64, x, x) == 131
+    few = torch.empty(64, 3, 224, 224, dtype=torch.float16, device="meta")
+    out = torch.empty(64, 64, 112, 112, dtype=torch.float16, device="meta")
+    assert convolutions._grown(64250384, 32, 64, few, out) == 128475664, "three channels are filled up to four"
 
 
 # Layouts and places of results
