@@ -221,7 +221,7 @@ class Dispatcher:
                 written.append(argument)
             elif isinstance(argument, (list, tuple)):
                 written.extend(one for one in argument if isinstance(one, _Tensor))
-        known.follow(op, signature.name, args, kwargs, written, results)
+        known.follow(op, signature.name, signature.out, args, kwargs, written, results)
 
     def _infer(self, key: Any, op: Any, args: Any, kwargs: Any) -> Any:
         try:

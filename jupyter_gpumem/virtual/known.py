@@ -15,7 +15,7 @@ import torch
 from .storages import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _LIMIT = 1 << 20
 """Bytes of the largest storage that is followed."""
@@ -66,7 +66,15 @@ def write(tensor: torch.Tensor, source: torch.Tensor | None, *, sure: bool = Tru
         _mark(tensor, sure=sure)
 
 
-def follow(op: Any, name: str, args: Any, kwargs: Any, written: list[torch.Tensor], results: list[Any]) -> None:
+def follow(
+    op: Any,
+    name: str,
+    out: Sequence[str],
+    args: Any,
+    kwargs: Any,
+    written: list[torch.Tensor],
+    results: list[Any],
+) -> None:
     """Compute an operator's values, if all that it reads is known and all that it gives may be.
 
     Args:
@@ -82,14 +90,14 @@ def follow(op: Any, name: str, args: Any, kwargs: Any, written: list[torch.Tenso
         for tensor in written:
             forget(tensor)
         return
-    outputs = {id(tensor) for tensor in written} if kwargs and _is_out(op) else set()
-    if name in _OVERWRITES:
-        outputs.add(id(args[0]))
-    on_host = _HostArguments(outputs)
+    on_host = _HostArguments()
     try:
+        out: names of the arguments that it only writes to.
         if _RANDOM in op.tags:
             raise _UnknownError
-        found = op(*on_host.all(args), **dict(zip(kwargs, on_host.all(kwargs.values()), strict=True)))
+        read = on_host.all(args) if name not in _OVERWRITES else [_written(args[0]), *on_host.all(args[1:])]
+        named = {key: _written(value) if key in out else on_host.one(value) for key, value in kwargs.items()}
+        found = op(*read, **named)
     except (_UnknownError, RuntimeError, IndexError, ValueError):
         # A value that the CPU refuses, a device would not have refused here either.
         for tensor in written:
@@ -125,8 +133,7 @@ class _HostArguments:
         assumed: whether a value was met that is not known.
     """
 
-    def __init__(self, outputs: set[int]) -> None:
-        self.outputs = outputs
+    def __init__(self) -> None:
         self.assumed = False
 
     def all(self, arguments: Iterable[Any]) -> list[Any]:
@@ -140,11 +147,6 @@ class _HostArguments:
         return _CPU if isinstance(argument, torch.device) else argument
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in self.outputs:
-            found = _target(tensor)
-            if found is None:
-                raise _UnknownError
-            return found
         host = getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
         if host is not None:
             self.assumed = self.assumed or host.assumed
@@ -188,16 +190,20 @@ def _view(tensor: torch.Tensor, host: _Host) -> torch.Tensor:
     return _set.redispatch(NATIVE, empty, host.storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _is_out(op: Any) -> bool:
-    return any(argument.is_out for argument in op._schema.arguments)
-
-
 def _flat(found: Iterable[Any]) -> Iterable[torch.Tensor]:
     for one in found:
         if isinstance(one, _Tensor):
             yield one
         elif isinstance(one, (list, tuple)):
             yield from _flat(one)
+def _written(tensor: torch.Tensor) -> torch.Tensor:
+    """Return where the values of a tensor go that is only written to."""
+    found = _target(tensor)
+    if found is None:
+        raise _UnknownError
+    return found
+
+
 
 
 class Kept:

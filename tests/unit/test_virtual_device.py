@@ -280,6 +280,14 @@ def test_unknown_writes_make_unknown(gpu):
     assert known.tolist() == [2, 2, 2]
     assert len(gpu.notes) == 1
 
+def test_a_placeholder_changed_in_place_stays_one(gpu):
+    # PyTorch does it with the tensor as its own `out=`, and nothing of that is read from fresh host memory.
+    for _ in range(50):
+        junk = [torch.full((256,), 3.7) for _ in range(20)]
+        del junk
+        assert randn(8).sum(0, keepdim=True).mul_(12.5).item() == 0
+
+
 
 def test_sizes_that_depend_on_values(gpu):
     x = randn(3, 4)
