@@ -11,63 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import known, shapes
-from .operators import MANY_DEVICES, OWN_KERNELS
-from .storages import BACKEND, NATIVE, contiguous, new_tensor, resize
+from . import known, refusals, shapes
+from .calls import NEW, Signature, card_of, given, index_of, key_of, on_meta, on_meta_named, shape_of
+from .operators import OWN_KERNELS
+from .storages import NATIVE, contiguous, new_tensor, resize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from .kernels import Kernels
     from .memory import VirtualMemory
 
     Kernel = Callable[..., Any]
 
-_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-_META_DEVICE = torch.device("meta")
-_empty_strided = torch.ops.aten.empty_strided.default
 _Tensor = torch.Tensor
-_NEW, _VIEW = object(), object()
+_WINDOWS = ("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
+_TRIANGLES = ("tril_indices", "triu_indices")
 _SHAPES_KEPT = 1 << 15
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _HELD, _STORAGE_HELD = 3, 2  # by autograd's buffer, the call and the Python object; by the tensor and the Python object
-
-
-class _Signature:
-    """What an operator's schema says about its results.
-
-    Attributes:
-        name: the operator without name space and overload.
-        results: for each result `_NEW`, `_VIEW`, or the position and the name of the argument that it is.
-        fresh: whether there is a new one.
-        native: whether the CPU's kernel serves, because it makes views only.
-        out: names of the arguments that results are written to, for an `out=` overload.
-        writes: position and name of every argument that is written to.
-        many: whether its tensors may be on different devices.
-    """
-
-    __slots__ = ("fresh", "many", "name", "native", "out", "results", "writes")
-
-    def __init__(self, op: Any) -> None:
-        schema = op._schema
-        self.name = schema.name.rpartition("::")[2]
-        arguments = [(at, arg) for at, arg in enumerate(schema.arguments) if arg.alias_info is not None]
-        self.results: list[Any] = []
-        for result in schema.returns:
-            info = result.alias_info
-            if info is None:
-                self.results.append(_NEW)
-            elif not info.is_write:
-                self.results.append(_VIEW)
-            else:
-                self.results.append(
-                    next((at, arg.name) for at, arg in arguments if arg.alias_info.before_set == info.before_set)
-                )
-        self.fresh = _NEW in self.results
-        self.native = _VIEW in self.results or self.name in {"set_", "is_set_to", "as_strided_"}
-        self.out = [arg.name for _, arg in arguments if arg.is_out]
-        self.writes = [(at, arg.name) for at, arg in arguments if arg.alias_info.is_write]
-        self.many = self.name in MANY_DEVICES
 
 
 class Dispatcher:
@@ -80,7 +42,7 @@ class Dispatcher:
 
     def __init__(self, memory: VirtualMemory, kernels: Kernels) -> None:
         self.memory, self.kernels = memory, kernels
-        self._signatures: dict[Any, _Signature] = {}
+        self._signatures: dict[Any, Signature] = {}
         self._shapes: dict[Any, Any] = {}
         self._libraries: list[torch.library.Library] = []
 
@@ -100,12 +62,12 @@ class Dispatcher:
         own = torch.library.Library("aten", "IMPL")
         self._libraries.append(own)
         creation: dict[str, Kernel] = {"empty.memory_format": self.empty, "empty_strided": self.empty_strided}
-        kernels = kernels | {"add.Tensor": self.add}
+        kernels = kernels | {"add.Tensor": self.add} | dict.fromkeys(_WINDOWS, self.window)
         generic = {name: self._bound(name) for name in OWN_KERNELS if _operator(name) is not None}
         for name, kernel in (generic | creation | kernels).items():
             own.impl(name, kernel, "PrivateUse1")
         if factories:
-            for name, kernel in creation.items():
+            for name, kernel in (creation | {name: self._bound(name) for name in _TRIANGLES}).items():
                 own.impl(name, kernel, "CUDA")
 
     def add_library(self, library: torch.library.Library) -> None:
@@ -135,7 +97,7 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty.memory_format`."""
         __tracebackhide__ = True
-        return new_tensor(self.memory, _index(device), size, contiguous(size, memory_format), dtype or _default())
+        return new_tensor(self.memory, index_of(device), size, contiguous(size, memory_format), dtype or _default())
 
     def empty_strided(
         self,
@@ -148,9 +110,14 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty_strided`."""
         __tracebackhide__ = True
-        return new_tensor(self.memory, _index(device), size, stride, dtype or _default())
+        return new_tensor(self.memory, index_of(device), size, stride, dtype or _default())
 
-    def add(self, one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+    def window(self, length: int, *_: Any, **options: Any) -> torch.Tensor:
+        """Return a tensor of that length; `aten::kaiser_window`, which PyTorch computes by a kernel of the device."""
+        __tracebackhide__ = True
+        return self.empty([length], **options)
+
+    def add(self, one: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
         """Add; in place where autograd adds up gradients that nobody else holds; `aten::add.Tensor`.
 
         Autograd does so only for tensors without a Python object, which those of this device have (`InputBuffer`).
@@ -158,6 +125,7 @@ class Dispatcher:
         if (
             sys._getframe(1).f_code is _ENGINE
             and not torch.is_grad_enabled()
+            and isinstance(other, _Tensor)  # not a number in a formula of autograd's
             and one._use_count() == _HELD
             and one.dtype == other.dtype
             and one.size() == other.size()
@@ -180,26 +148,29 @@ class Dispatcher:
         __tracebackhide__ = True
         signature = self._signatures.get(op)
         if signature is None:
-            signature = self._signatures[op] = _Signature(op)
+            signature = self._signatures[op] = Signature(op)
         if signature.native:
             return op.redispatch(NATIVE, *args, **kwargs)
         tensors: list[torch.Tensor] = []
-        key = _key(args, tensors)
+        key = key_of(args, tensors)
         if kwargs:
-            key = (key, tuple(kwargs), _key(kwargs.values(), tensors))
-        index = _card(signature, tensors, kwargs)
+            key = (key, tuple(kwargs), key_of(kwargs.values(), tensors))
+            refusals.check_generator(kwargs.get("generator"), "cuda")
+        index = card_of(signature, tensors, kwargs)
         if signature.fresh:
-            sizes = self._infer((op, key), op, args, kwargs)
+            sizes = self._infer((op, key), op, signature, args, kwargs)
         else:
+            if signature.check is not None:
+                self._infer((op, key, "check"), None, signature, args, kwargs)
             if signature.out and any(not kwargs[name].numel() for name in signature.out if name in kwargs):
-                self._resize_out((op, key), op, args, kwargs)
-            sizes = [_NEW] * len(signature.results)  # none is made
+                self._resize_out((op, key), op, signature, args, kwargs)
+            sizes = [NEW] * len(signature.results)  # none is made
         results: list[Any] = []
 
         def make() -> None:
             at = len(results)
             where = signature.results[at]
-            results.append(self._allocate(sizes[at], index) if where is _NEW else _argument(where, args, kwargs))
+            results.append(self._allocate(sizes[at], index) if where is NEW else given(where, args, kwargs))
 
         self.kernels.launch(signature.name, index, sizes, args, make)
         self._follow(op, signature, args, kwargs, results)
@@ -208,7 +179,7 @@ class Dispatcher:
         return tuple(results) if results else None
 
     @staticmethod
-    def _follow(op: Any, signature: _Signature, args: Any, kwargs: Any, results: list[Any]) -> None:
+    def _follow(op: Any, signature: Signature, args: Any, kwargs: Any, results: list[Any]) -> None:
         """Let small values be computed along."""
         if results and isinstance(results[0], _Tensor):
             first = results[0]
@@ -216,40 +187,52 @@ class Dispatcher:
                 return  # by far the most: nothing of it is followed
         written: list[torch.Tensor] = []
         for where in signature.writes:
-            argument = _argument(where, args, kwargs) if where[1] in kwargs or where[0] < len(args) else None
+            argument = given(where, args, kwargs) if where[1] in kwargs or where[0] < len(args) else None
             if isinstance(argument, _Tensor):
                 written.append(argument)
             elif isinstance(argument, (list, tuple)):
                 written.extend(one for one in argument if isinstance(one, _Tensor))
         known.follow(op, signature.name, signature.out, args, kwargs, written, results)
 
-    def _infer(self, key: Any, op: Any, args: Any, kwargs: Any) -> Any:
+    def _infer(self, key: Any, op: Any, signature: Signature, args: Any, kwargs: Any) -> Any:
         try:
             found = self._shapes.get(key)
         except TypeError:  # something in it cannot be a key
-            return [_shape(result) for result in self._meta(op, args, kwargs)]
+            return self._results(op, signature, args, kwargs)
         if found is None:
             if len(self._shapes) >= _SHAPES_KEPT:
                 self._shapes.clear()
-            found = self._shapes[key] = [_shape(result) for result in self._meta(op, args, kwargs)]
+            found = self._shapes[key] = self._results(op, signature, args, kwargs)
         return found
+
+    def _results(self, op: Any, signature: Signature, args: Any, kwargs: Any) -> list[Any]:
+        """Return the shapes of an operator's results; without an operator only check the arguments."""
+        __tracebackhide__ = True
+        if signature.check is not None:
+            signature.check(args)
+        if op is None:
+            return []
+        return [shape_of(result) for result in self._meta(op, args, kwargs)]
 
     def _meta(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return the results of the meta kernel."""
+        __tracebackhide__ = True
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch():
             try:
-                found = op(*_on_meta(args), **_on_meta_named(kwargs))
+                found = op(*on_meta(args), **on_meta_named(kwargs))
             except NotImplementedError:
                 found = shapes.without_meta(op, args, kwargs)
+            except (RuntimeError, IndexError, ValueError) as error:
+                raise shapes.text_of(error, op, args, kwargs) from None
         found = found if isinstance(found, tuple) else (found,)
         layout = shapes.LAYOUTS.get(op)
         return layout(args, found) if layout else found
 
-    def _resize_out(self, key: Any, op: Any, args: Any, kwargs: Any) -> None:
-        makes, names = shapes.functional(op), _Signature(op).out
-        read = kwargs if makes is op else {name: kwargs[name] for name in kwargs if name not in names}
-        found = self._infer(key, makes, args, read)
-        for name, shape in zip(names, found, strict=True):
+    def _resize_out(self, key: Any, op: Any, signature: Signature, args: Any, kwargs: Any) -> None:
+        makes = shapes.functional(op)
+        read = kwargs if makes is op else {name: kwargs[name] for name in kwargs if name not in signature.out}
+        found = self._infer(key, makes, signature, args, read)
+        for name, shape in zip(signature.out, found, strict=True):
             size, stride, _ = shape
             if tuple(kwargs[name].size()) != tuple(size):
                 resize(self.memory, kwargs[name], size, stride)
@@ -280,98 +263,6 @@ def _operator(name: str) -> Any:
     """Return the operator `name.overload` of PyTorch, or `None` where this version has none such."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-
-
-def _key(values: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Return what decides the shapes of results, and collect the tensors on the way."""
-    parts: list[Any] = []
-    for value in values:
-        if isinstance(value, _Tensor):
-            tensors.append(value)
-            parts.append((value.dtype, value.size(), value.stride(), value.get_device()))
-            continue
-        kind = type(value)
-        if kind is list or kind is tuple:
-            parts.append(_key(value, tensors))
-        elif kind is int or kind is float or kind is bool:
-            parts.append((kind, value))
-        elif isinstance(value, torch._C.Generator):
-            parts.append(None)
-        else:
-            parts.append(value)
-    return tuple(parts)
-
-
-def _card(signature: _Signature, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> int:
-    """Return the index of the card that the tensors are on.
-
-    Raises:
-        RuntimeError: they are not all on one.
-    """
-    index = other = -1
-    for tensor in tensors:
-        at = tensor.get_device()
-        if at >= 0:
-            if index < 0:
-                index = at
-            elif at != index:
-                other = at
-    if index < 0:
-        return _index(kwargs.get("device"))
-    if not signature.many:
-        if other >= 0:
-            _refuse(f"cuda:{index}", f"cuda:{other}")
-        if any(tensor.is_cpu and tensor.dim() for tensor in tensors):
-            _refuse(f"cuda:{index}", "cpu")
-    return index
-
-
-def _refuse(first: str, second: str) -> None:
-    raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
-    )
-
-
-def _argument(where: tuple[int, str], args: Any, kwargs: Any) -> Any:
-    at, name = where
-    return kwargs[name] if name in kwargs else args[at]
-
-
-def _shape(result: Any) -> Any:
-    if isinstance(result, _Tensor):
-        return (tuple(result.size()), result.stride(), result.dtype)
-    if isinstance(result, (list, tuple)):
-        return [_shape(one) for one in result]
-    return result
-
-
-def _on_meta(values: Iterable[Any]) -> list[Any]:
-    """Return the values with tensors of the meta device for tensors, and that device for any other."""
-    found = []
-    for value in values:
-        if isinstance(value, _Tensor):
-            found.append(
-                _empty_strided.redispatch(_META, value.size(), value.stride(), dtype=value.dtype, device=_META_DEVICE)
-            )
-        elif isinstance(value, torch.device):
-            found.append(_META_DEVICE)
-        elif isinstance(value, (list, tuple)):
-            found.append(_on_meta(value))
-        elif isinstance(value, torch._C.Generator):
-            found.append(None)
-        else:
-            found.append(value)
-    return found
-
-
-def _on_meta_named(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(kwargs, _on_meta(kwargs.values()), strict=True))
-
-
-def _index(device: torch.device | None) -> int:
-    if device is None or device.index is None:
-        return torch.cuda.current_device() if device is not None and device.type != BACKEND else 0
-    return int(device.index)
 
 
 def _default() -> torch.dtype:

@@ -43,13 +43,14 @@ MANY_DEVICES = frozenset(
         "_index_put_impl_",
         "_local_scalar_dense",
         "_unsafe_index",
+        "convolution",
         "copy_",
         "index",
         "record_stream",
         "set_",
     }
 )
-"""Operators whose arguments may be on different devices."""
+"""Operators whose arguments may be on different devices, or that refuse it in their own words (`refusals.py`)."""
 
 LAYERS = frozenset({"_transformer_encoder_layer_fwd", "_native_multi_head_attention"})
 """Whole layers with products in them, some with a bias."""

@@ -71,6 +71,13 @@ def _layer(
     batch_first: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     hidden, cell = (hx[0], hx[1]) if mode == _MODES["lstm"] else (hx, None)
+    for name, others in (("hidden", [hidden] if cell is None else [hidden, cell]), ("parameter", params)):
+        for other in others:
+            if other.device != data.device:
+                raise RuntimeError(
+                    f"Input and {name} tensors are not at the same device, found input tensor at {data.device} "
+                    f"and {name} tensor at {other.device}"
+                )
     size = cell.size(2) if cell is not None else hidden.size(2)
     projected = hidden.size(2) if cell is not None and hidden.size(2) != size else 0
     per_layer = (4 if biases else 2) + (1 if projected else 0)

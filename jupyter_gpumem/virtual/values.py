@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import known
+from . import known, refusals
 from .storages import new_tensor
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _PACKAGES = tuple(
     os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
 )
 _INSTALLED = re.compile(r"[/\\\\](?:site|dist)-packages[/\\\\]|^<frozen ")
+_DISTRIBUTIONS = os.path.join(os.path.dirname(torch.__file__), "distributions") + os.sep
 _SKIPPED = (*_PACKAGES, os.path.dirname(os.__file__) + os.sep)
 
 
@@ -92,6 +93,16 @@ def place() -> tuple[str, int]:
     return innermost.f_code.co_filename, innermost.f_lineno
 
 
+def _in_distributions() -> bool:
+    """Whether `torch.distributions` asks: no code of the user is between it and here."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Values:
     """The kernels of the operators that give values to Python, or shapes that depend on values.
 
@@ -106,10 +117,15 @@ class Values:
     def kernels(self) -> dict[str, Any]:
         """Return `{operator: kernel}`."""
         return {
+            "_linalg_check_errors": self.check_errors,
             "_local_scalar_dense": self.scalar,
+            "_nested_tensor_from_mask": self.unpadded,
+            "_nested_tensor_from_mask_left_aligned": self.left_aligned,
             "equal": self.equal,
+            "is_nonzero": self.flag,
             "copy_": self.copy_,
             "nonzero": self.nonzero,
+            "to_padded_tensor": self.padded,
             "masked_select": self.masked_select,
             "_unique2": self.unique2,
             "unique_dim": self.unique_dim,
@@ -121,7 +137,7 @@ class Values:
     def scalar(self, tensor: torch.Tensor) -> Any:
         """Return the value if it is known, otherwise zero or what zeros lead to; `aten::_local_scalar_dense`.
 
-        That is what is behind `item()`, `float()`, `bool()` and `if`.
+        That is what is behind `item()`, `float()` and, by `flag`, `if`.
         """
         exact = known.exact(tensor)
         if exact is not None:
@@ -138,6 +154,29 @@ class Values:
         self.notes.add("a tensor", f"{value}")
         return value
 
+    def flag(self, tensor: torch.Tensor) -> bool:
+        """Return whether the value is not zero; `aten::is_nonzero`, which is behind `bool()` and `if`.
+
+        In `torch.distributions` it is true: there it says that arguments are as they must be, or that rejection
+        sampling is done.
+
+        Raises:
+            RuntimeError: there are several values, or none; the texts are PyTorch's.
+        """
+        if tensor.numel() != 1:
+            many = "more than one" if tensor.numel() else "no"
+            raise RuntimeError(f"Boolean value of Tensor with {many} value{'s' * (not tensor.numel())} is ambiguous")
+        if known.exact(tensor) is None and _in_distributions():
+            self.notes.add("a check of values", "True")
+            return True
+        return bool(self.scalar(tensor))
+
+    def check_errors(self, infos: torch.Tensor, name: str, *, is_matrix: bool) -> None:
+        """Raise what a matrix is refused for if its values are known; `aten::_linalg_check_errors`."""
+        exact = known.exact(infos)
+        if exact is not None:
+            torch.ops.aten._linalg_check_errors(exact, name, is_matrix=is_matrix)
+
     def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return false; `aten::equal`."""
         exact = [known.exact(tensor) if tensor.get_device() >= 0 else tensor for tensor in (one, other)]
@@ -148,7 +187,8 @@ class Values:
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy nothing to the device, and zeros from it; `aten::copy_`."""
-        torch.broadcast_shapes(target.shape, source.shape)
+        if target.shape != source.shape:
+            refusals.check_broadcast(target, source)
         exact = source if source.is_cpu else known.exact(source)
         if not target.is_cpu:
             if exact is None:
@@ -169,6 +209,22 @@ class Values:
         return target
 
     # Shapes that depend on values: the largest possible ones
+
+    def left_aligned(self, _tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+        """Return whether padding is at the end of each row only; unless the mask is known, it is."""
+        exact = known.exact(mask)
+        return exact is None or bool((exact[:, 1:] <= exact[:, :-1]).all())
+
+    def unpadded(self, tensor: torch.Tensor, mask: torch.Tensor, _check: bool = True) -> torch.Tensor:
+        """Return a copy with its padding, where CUDA makes a nested tensor without it."""
+        exact = known.exact(mask)
+        if exact is None or not exact.all():
+            self._bound("positions that are not padding", tensor.size(0) * tensor.size(1))
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def padded(self, tensor: torch.Tensor, _padding: float, _size: Any = None) -> torch.Tensor:
+        """Return a copy, as of a nested tensor."""
+        return tensor.clone()
 
     def nonzero(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return as many rows as there are elements."""
@@ -244,11 +300,14 @@ class Values:
         exact = known.exact(tensor)
         if exact is not None:
             minlength = max(minlength, int(exact.max()) + 1 if exact.numel() else 0)
-            return self._new(tensor, (minlength,), torch.int64 if weights is None else weights.dtype)
-        if not minlength:
+        elif minlength:
+            self._bound("bincount()", minlength)
+        else:
             raise self._unknown("bincount()", "minlength=")
-        self._bound("bincount()", minlength)
-        return self._new(tensor, (minlength,), torch.int64 if weights is None else weights.dtype)
+        dtype = torch.int64 if weights is None else torch.float64
+        if weights is not None and weights.dtype == torch.float32:
+            dtype = torch.float32
+        return self._new(tensor, (minlength,), dtype)
 
     def repeat_interleave(self, repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
         """Return `output_size` indices.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.virtual.refusals import VIRTUAL_GENERATORS
+
 from .classes import is_virtual, substitute
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class VirtualGenerator(torch._C.Generator):  # type: ignore[misc]
         """Make one for a card."""
         made: VirtualGenerator = super().__new__(cls)
         made._index, made._seed, made._offset = index, _DEFAULT_SEED, 0
+        VIRTUAL_GENERATORS[made._cdata] = made
         return made
 
     _index: int
