@@ -43,6 +43,21 @@ def assumed(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if host is None else _view(tensor, host)
 
 
+def carry(storage: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
+    """Note that a storage of the device holds the bytes of one in host memory, or of another card's that are known."""
+    host = _Host(0)
+    if source.device.type == "cpu":
+        kept = source
+    else:
+        known = getattr(source, _ATTRIBUTE, None)
+        if known is None:
+            return
+        kept, host.assumed = known.storage, known.assumed
+    if kept.nbytes() <= _LIMIT:
+        host.storage = kept.clone()
+        setattr(storage, _ATTRIBUTE, host)
+
+
 def forget(tensor: torch.Tensor) -> None:
     """Note that what was written to a tensor is not known."""
     storage = tensor.untyped_storage()
@@ -80,6 +95,7 @@ def follow(
     Args:
         op: the operator.
         name: its name, without name space and overload.
+        out: names of the arguments that it only writes to.
         args: its arguments.
         kwargs: its arguments by name.
         written: those of its tensors that it writes to.
@@ -92,7 +108,6 @@ def follow(
         return
     on_host = _HostArguments()
     try:
-        out: names of the arguments that it only writes to.
         if _RANDOM in op.tags:
             raise _UnknownError
         read = on_host.all(args) if name not in _OVERWRITES else [_written(args[0]), *on_host.all(args[1:])]
@@ -185,6 +200,14 @@ def _target(tensor: torch.Tensor) -> torch.Tensor | None:
     return _view(tensor, host)
 
 
+def _written(tensor: torch.Tensor) -> torch.Tensor:
+    """Return where the values of a tensor go that is only written to."""
+    found = _target(tensor)
+    if found is None:
+        raise _UnknownError
+    return found
+
+
 def _view(tensor: torch.Tensor, host: _Host) -> torch.Tensor:
     empty = torch.empty((0,), dtype=tensor.dtype, device=_CPU)
     return _set.redispatch(NATIVE, empty, host.storage, tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -196,14 +219,6 @@ def _flat(found: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield one
         elif isinstance(one, (list, tuple)):
             yield from _flat(one)
-def _written(tensor: torch.Tensor) -> torch.Tensor:
-    """Return where the values of a tensor go that is only written to."""
-    found = _target(tensor)
-    if found is None:
-        raise _UnknownError
-    return found
-
-
 
 
 class Kept:

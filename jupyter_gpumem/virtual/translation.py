@@ -13,7 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.jit import _builtins as builtins
+from torch.jit import _recursive
 
+from . import known, refusals
 from .storages import BACKEND, devices, new_storage
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class Translation:
         self.inside = devices(len(memory.cards))
         self.shown = tuple(torch.device("cuda", index) for index in range(len(memory.cards)))
         self.pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._factories: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._on = False
 
     def install(self) -> None:
@@ -89,11 +93,20 @@ class Translation:
     def _make_functions(self) -> None:
         from torch.utils._device import _device_constructors
 
+        # TorchScript knows PyTorch's functions by their identity, from a table that it makes once.
+        builtins._get_builtin_table()
         constructors = set(_device_constructors())
         for owner in (torch, torch.fft, torch.nested):
             for name, function in list(vars(owner).items()):
                 if not name.startswith("_") and callable(function) and _hashable(function) and function in constructors:
                     self.patches.set(owner, name, self._factory(function))
+        plain_find = builtins._find_builtin
+
+        def find_builtin(function: Any) -> Any:
+            return plain_find(self._factories.get(function, function) if _hashable(function) else function)
+
+        for module in (builtins, _recursive):
+            self.patches.set(module, "_find_builtin", find_builtin)
 
     def _factory(self, function: Callable[..., Any]) -> Callable[..., Any]:
         translate = self.device
@@ -106,8 +119,13 @@ class Translation:
                     kwargs["device"] = translate(kwargs["device"])
                 if kwargs.pop("pin_memory", False):
                     return self._pin(function(*args, **kwargs))
+                if kwargs.get("generator") is not None:
+                    made = function(*args, **kwargs)
+                    refusals.check_generator(kwargs["generator"], made.device.type)
+                    return made
             return function(*args, **kwargs)
 
+        self._factories[make] = function
         return make
 
     def _make_moves(self) -> None:
@@ -136,10 +154,11 @@ class Translation:
 
         @functools.wraps(plain_type)
         def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-            name = plain_type(self, *([] if dtype is None else [_type_name(dtype)]), *args, **kwargs)
             if dtype is None:
-                return name.replace(f"torch.{BACKEND}.", "torch.cuda.")
-            return name.to(translate("cuda")) if isinstance(dtype, str) and "cuda" in dtype else name
+                return plain_type(self).replace(f"torch.{BACKEND}.", "torch.cuda.")
+            name = _type_name(dtype)
+            found = plain_type(self, name.replace("torch.cuda.", "torch.") if name else dtype, *args, **kwargs)
+            return found.to(translate("cuda")) if name.startswith("torch.cuda.") else found
 
         self.patches.set(tensor, "to", to)
         self.patches.set(tensor, "cuda", cuda)
@@ -239,12 +258,18 @@ class Translation:
             where = plain_device.__get__(self)
             return shown[where.index] if where.type == BACKEND else where
 
+        def copy(storage: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
+            __tracebackhide__ = True
+            made = new_storage(memory, index, storage.nbytes())
+            known.carry(made, storage)
+            return made
+
         def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
             __tracebackhide__ = True
             where = self_device(self, device)
             if where is None:
                 return plain_to(self, device=device, non_blocking=non_blocking)
-            return self if where == plain_device.__get__(self) else new_storage(memory, where.index, self.nbytes())
+            return self if where == plain_device.__get__(self) else copy(self, where.index)
 
         def self_device(_storage: torch.UntypedStorage, device: Any) -> torch.device | None:
             where = self.device(device)
@@ -257,7 +282,7 @@ class Translation:
         def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
             __tracebackhide__ = True
             where = plain_device.__get__(self)
-            return new_storage(memory, where.index, self.nbytes()) if where.type == BACKEND else plain_clone(self)
+            return copy(self, where.index) if where.type == BACKEND else plain_clone(self)
 
         self.patches.set(untyped, "device", property(device))
         self.patches.set(untyped, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
@@ -267,6 +292,16 @@ class Translation:
 
     def _make_contexts(self) -> None:
         from torch.utils._device import DeviceContext, _device_constructors
+
+        plain_type = torch.set_default_tensor_type
+
+        @functools.wraps(plain_type)
+        def set_default_tensor_type(kind: Any) -> None:
+            name = _type_name(kind)
+            plain_type(name.replace("torch.cuda.", "torch."))
+            torch.set_default_device("cuda" if name.startswith("torch.cuda.") else None)
+
+        self.patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
 
         translate = self.device
 
@@ -296,8 +331,9 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.grad = grad
 
 
-def _type_name(dtype: Any) -> Any:
-    return dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
+def _type_name(kind: Any) -> str:
+    """Return the name of an old tensor type such as `torch.cuda.FloatTensor`; of anything else nothing."""
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}" if isinstance(kind, type) else ""
 
 
 def _hashable(value: Any) -> bool:
