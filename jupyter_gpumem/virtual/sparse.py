@@ -1,7 +1,7 @@
-"""Sparse gradients of embeddings on the virtual device: indices and values, as on a real one.
+"""Sparse tensors on the virtual device, indices and values as on a real one: of embeddings' gradients, and of graphs.
 
 PyTorch's own code for sparse tensors in host memory makes and reads them, as it touches no data. What adds them to
-dense parameters takes no memory of note.
+dense parameters takes no memory of note. cuSPARSE's workspaces for products are not known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
 _READERS = (
-    *("_indices", "_values", "_nnz", "sparse_dim", "dense_dim", "is_coalesced", "_dimI", "_dimV", "_coalesced_"),
+    *("_indices", "_values", "indices", "values", "_nnz", "sparse_dim", "dense_dim", "is_coalesced", "_dimI", "_dimV"),
+    "_coalesced_",
     *("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_with_dims"),
 )
 
@@ -38,6 +39,11 @@ def install(dispatcher: Dispatcher) -> torch.library.Library:
     library.impl("detach", _copy, "SparsePrivateUse1")
     library.impl("clone", lambda tensor, **_: _copy(tensor, values=_values(tensor).clone()), "SparsePrivateUse1")
     library.impl("zero_", lambda tensor: tensor, "SparsePrivateUse1")
+    library.impl("_to_dense", _dense, "SparsePrivateUse1")
+    library.impl("_coalesce", _coalesced, "SparsePrivateUse1")
+    library.impl("transpose.int", _transposed, "SparsePrivateUse1")
+    library.impl("mm", _product, "SparsePrivateUse1")
+    library.impl("addmm", lambda _, one, other, **__: _product(one, other), "SparsePrivateUse1")
 
     def bag_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
         if not args[9]:
@@ -59,7 +65,7 @@ def _new(size: tuple[int, ...], indices: torch.Tensor, values: torch.Tensor) -> 
     device = torch.device(BACKEND, values.get_device())
     return make.redispatch(
         _CPU,
-        *(1, len(size) - 1, list(size), indices, values),
+        *(indices.size(0), len(size) - indices.size(0), list(size), indices, values),
         dtype=values.dtype,
         layout=torch.sparse_coo,
         device=device,
@@ -71,8 +77,40 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
-    indices = _aten._indices.default.redispatch(_CPU, tensor)
-    return _new(tuple(tensor.size()), indices, _values(tensor) if values is None else values)
+    return _new(tuple(tensor.size()), _indices(tensor), _values(tensor) if values is None else values)
+
+
+def _indices(tensor: torch.Tensor) -> torch.Tensor:
+    return _aten._indices.default.redispatch(_CPU, tensor)
+
+
+def _dense(tensor: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    return _values(tensor).new_zeros(tuple(tensor.size()), dtype=dtype)
+
+
+def _coalesced(tensor: torch.Tensor) -> torch.Tensor:
+    """Return it with each index once: as many as there may be."""
+    found = _new(tuple(tensor.size()), _indices(tensor).clone(), _values(tensor).clone())
+    return _aten._coalesced_.default.redispatch(_CPU, found, True)
+
+
+def _transposed(tensor: torch.Tensor, one: int, other: int) -> torch.Tensor:
+    size = list(tensor.size())
+    size[one], size[other] = size[other], size[one]
+    return _new(tuple(size), _indices(tensor).clone(), _values(tensor).clone())
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return a dense product of a sparse and a dense matrix.
+
+    Raises:
+        RuntimeError: their sizes do not fit; the text is PyTorch's.
+    """
+    if other.is_sparse:
+        _refuse("A product")
+    if one.size(1) != other.size(0):
+        raise RuntimeError(f"mm: Argument #3 (dense): Expected dim 0 size {one.size(1)}, got {other.size(0)}")
+    return other.new_empty((one.size(0), other.size(1)))
 
 
 def _reader(op: Any) -> Any:

@@ -191,6 +191,60 @@ def test_several_cards():
         del first, second
 
 
+def test_data_parallel_on_two_cards():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with gm.virtual_gpu("2xT4"):
+            model = nn.DataParallel(
+                nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 2))
+            )
+            model.cuda()
+            weights = [torch.cuda.memory_allocated(card) for card in (0, 1)]
+            out = model(torch.randn(6, 3, 8, 8))
+            assert (str(out.device), tuple(out.shape)) == ("cuda:0", (6, 2))
+            out.sum().backward()
+            assert {str(param.grad.device) for param in model.parameters()} == {"cuda:0"}
+            assert weights[1] == 0
+            # Half of the batch, a replica of the weights, and cuBLAS's workspaces.
+            assert torch.cuda.max_memory_allocated(1) > weights[0] + 2 * 8519680
+            del out
+
+
+def test_copies_among_cards():
+    comm = pytest.importorskip("torch.nn.parallel.comm")
+    with gm.virtual_gpu("2xT4"):
+        x = torch.arange(6, device="cuda").view(6, 1)
+        parts = comm.scatter(x, [0, 1], [2, 4])
+        assert [(part.get_device(), part[:, 0].tolist()) for part in parts] == [(0, [0, 1]), (1, [2, 3, 4, 5])]
+        assert parts[0].data_ptr() == x.data_ptr(), "a part that is there already is not copied"
+        assert comm.gather(parts, destination=1).device == torch.device("cuda", 1)
+        assert comm.gather(parts, destination="cpu").flatten().tolist() == [0, 1, 2, 3, 4, 5]
+        assert [one.get_device() for one in comm.broadcast(x, [0, 1])] == [0, 1]
+        small = [torch.ones(2, device="cuda"), torch.ones(3, device="cuda")]
+        same, copies = comm.broadcast_coalesced(small, [0, 1])
+        assert same[0] is small[0]
+        assert [tuple(one.shape) for one in copies] == [(2,), (3,)]
+        assert copies[0].untyped_storage().data_ptr() == copies[1].untyped_storage().data_ptr()
+        assert comm.reduce_add([small[0], copies[0]], 1).get_device() == 1
+        with pytest.raises(RuntimeError, match=r"all tensors must be on devices\[0\]"):
+            comm.broadcast_coalesced(small, [1, 0])
+
+
+def test_a_sparse_adjacency_matrix(gpu):
+    places_ = torch.randint(0, 100, (2, 500))
+    adjacency = torch.sparse_coo_tensor(places_, torch.ones(500), (100, 100), check_invariants=False).coalesce().cuda()
+    x = randn(100, 16, requires_grad=True)
+    out = torch.sparse.mm(adjacency, x)
+    assert (out.shape, out.device.type) == ((100, 16), "cuda")
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert (adjacency @ x).shape == (100, 16)
+    assert adjacency.to_dense().shape == (100, 100)
+    assert adjacency.t().coalesce().indices().device.type == "cuda"
+    with pytest.raises(RuntimeError, match="Expected dim 0 size 100, got 16"):
+        torch.sparse.mm(adjacency, x.t())
+
+
 def test_saving_and_loading(gpu):
     layer = nn.Linear(3, 3)
     file = io.BytesIO()

@@ -20,6 +20,7 @@ from jupyter_gpumem.virtual.memory import VirtualMemory
 from jupyter_gpumem.virtual.patches import Patches
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")  # the profiler would import it
 cuda = torch.cuda
 
 OWNERS = (
@@ -628,6 +629,17 @@ def test_ranges_and_profilers(machine):
         pass
     cuda.set_sync_debug_mode("warn")
     assert cuda.get_sync_debug_mode() == 1
+
+
+def test_the_profiler_watches_the_host(machine):
+    """It is asked for times of kernels, which there are none of, and says so once."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        torch.ones(2).sum()
+    assert any(event.key == "aten::sum" for event in profile.key_averages())
+    assert machine.notes == ["the time of kernels on the card: none"]
+    assert torch.backends.cudnn.is_available()
+    assert torch.backends.cudnn.version() > 90000
 
 
 def test_a_child_process_cannot_use_them(machine, monkeypatch):

@@ -16,7 +16,7 @@ from jupyter_gpumem.errors import RecordingError, UnavailableError
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.recorder import RECORDER
 
-from . import absent, accelerator, classes, generators
+from . import absent, accelerator, classes, communication, generators
 from .availability import Availability
 from .counters import MemoryCounters
 from .driver import VirtualBackend, VirtualDriver
@@ -63,6 +63,7 @@ class Facade:
         accelerator.install(self.state, self._counters, patches)
         generators.install(self.state, patches)
         classes.install(patches)
+        communication.install(patches)
         absent.install(self.state, patches)
         self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
         patches.on_undo(self._let_go)

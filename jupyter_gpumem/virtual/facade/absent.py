@@ -1,4 +1,4 @@
-"""What a virtual card does not have: CUDA graphs, private pools, NVML, a compiler. Each says so."""
+"""What a virtual card does not have: CUDA graphs, private pools, NVML, a compiler, times. Each says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 
 from jupyter_gpumem.units import MiB
 
@@ -43,6 +44,16 @@ def install(state: State, patches: Patches) -> None:
         return model
 
     patches.set(torch, "compile", functools.wraps(torch.compile)(leave_uncompiled))
+    plain_profile = autograd_profiler.profile.__init__
+
+    @functools.wraps(plain_profile)
+    def profile_host(self: Any, *args: Any, **options: Any) -> None:
+        if options.get("use_device") == "cuda" or options.get("use_cuda"):
+            state.note("the time of kernels on the card", "none")
+            options |= {"use_device": None, "use_cuda": False}
+        plain_profile(self, *args, **options)
+
+    patches.set(autograd_profiler.profile, "__init__", profile_host)
 
 
 def _refuse(patches: Patches) -> None:

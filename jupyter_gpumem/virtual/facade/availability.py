@@ -26,6 +26,8 @@ _NEWEST = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 _OLDEST = (7, 0)
 _RECURRENT = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")
 """cuDNN's numbers of them."""
+_CUDNN = 91900
+"""The version whose convolutions and recurrent layers were measured."""
 _NOT_ON_DEVICE = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
@@ -89,6 +91,8 @@ class Availability:
             patches.set(torch.version, "cuda", "12.6" if self._has_old() else "13.0")
         # `nn.LSTM` and its like put their weights in one piece of memory where cuDNN can have them.
         patches.set(torch.backends.cudnn, "is_acceptable", _acceptable)
+        patches.set(torch.backends.cudnn, "is_available", lambda: True)
+        patches.set(torch.backends.cudnn, "version", lambda: _CUDNN)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
         patches.set(rnn, "get_cudnn_mode", _RECURRENT.index)
         patches.set(cuda, "_exchange_device", self._exchange)
