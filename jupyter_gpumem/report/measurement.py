@@ -79,7 +79,7 @@ def _usage_sheet(result: Measurement, usage: DeviceUsage) -> Sheet:
 
 
 def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
-    notes = [_verdict(usage)] if usage.changed and usage.peak_over_start is not None else []
+    notes = [_verdict(result, usage)] if usage.changed and usage.peak_over_start is not None else []
     if usage.doubt is not None:
         notes.append(f"The peaks are lower bounds: {usage.doubt}.")
     elif usage.peak_allocated is None:
@@ -112,13 +112,14 @@ def _notes(result: Measurement, usage: DeviceUsage) -> list[str]:
     return notes
 
 
-def _verdict(usage: DeviceUsage) -> str:
+def _verdict(result: Measurement, usage: DeviceUsage) -> str:
     """Say what was needed meanwhile and what stays of it, in one sentence."""
     over, stays = usage.peak_over_start or 0, usage.delta_allocated or 0
-    if over <= 0:
-        needed = "Needed nothing on top of what was there"
+    size = f"{'' if usage.doubt is None else 'at least '}{format_bytes(over)}" if over > 0 else "nothing"
+    if result.error is not None and usage.ooms:  # what it would have needed is more, and nobody knows how much
+        needed = f"Got {size} on top of what was there before memory ran out"
     else:
-        needed = f"Needed {'' if usage.doubt is None else 'at least '}{format_bytes(over)} on top of what was there"
+        needed = f"Needed {size} on top of what was there"
     if stays > 0:
         tail = (
             "; all of it stays." if stays == over and usage.doubt is None else f"; {format_bytes(stays)} of it stays."

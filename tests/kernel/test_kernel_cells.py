@@ -161,7 +161,7 @@ def test_out_of_memory(kernel):
     assert report.splitlines()[2:] == [
         "  allocated  0 B    4.00 GiB   +4.00 GiB  4.00 GiB  +4.00 GiB",
         "  reserved   0 B    4.00 GiB   +4.00 GiB  4.00 GiB  +4.00 GiB",
-        "  Needed 4.00 GiB on top of what was there; all of it stays.",
+        "  Got 4.00 GiB on top of what was there before memory ran out; all of it stays.",
         "  Ran out of memory once.",
     ]
 

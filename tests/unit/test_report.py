@@ -118,6 +118,10 @@ MEASURED = {
     "unchanged_out_of_memory": result(
         replace(idle(), end=counters(2 * GiB, 2 * GiB, 10, retries=1, ooms=1)), error="OutOfMemoryError"
     ),
+    "out_of_memory_at_once": result(
+        usage(end=counters(2 * GiB, 2 * GiB, 10, retries=1, ooms=1), peak_allocated=2 * GiB, peak_reserved=3 * GiB),
+        error="OutOfMemoryError",
+    ),
     "out_of_memory_explained": result(OOM, usage(A100), idle(APPLE), error="OutOfMemoryError", oom=REASON),
     "not_measured_explained": result(missing="torch was not imported", error="RuntimeError", oom=REASON),
     "retries": result(usage(end=counters(2 * GiB + 512 * MiB, 6 * GiB, 500, retries=5, ooms=2))),
