@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .notebook import cell_of
 from .records import Fragmentation, Pin, PoolAudit
 from .units import MiB
 
@@ -149,15 +150,29 @@ def pins(segments: Iterable[dict[str, Any]], *, large_page: int = LARGE_PAGE) ->
 
 
 def site_of(block: dict[str, Any]) -> str | None:
-    """Return where in the user's code a block was allocated (`train.py:12 in step`), or `None` if nobody recorded it.
+    """Return where in the user's code a block was allocated, as `site_text` says it; `None` if nobody recorded it."""
+    frame = frame_of(block)
+    return None if frame is None else site_text(*frame)
 
-    That is the innermost Python frame outside of torch.
+
+def frame_of(block: dict[str, Any]) -> tuple[str, int, str] | None:
+    """Return the file, line and function that allocated a block, or `None` if nobody recorded it.
+
+    That is the innermost Python frame outside of torch; frames of native code have no line.
     """
     for frame in block.get("frames") or ():
         filename = frame["filename"]
-        if filename not in {"", "??"} and "/torch/" not in filename.replace("\\", "/"):
-            return f"{filename}:{frame['line']} in {frame['name']}"
+        if frame["line"] and filename not in {"", "??"} and "/torch/" not in filename.replace("\\", "/"):
+            return filename, frame["line"], frame["name"]
     return None
+
+
+def site_text(filename: str, line: int | str, function: str) -> str:
+    """Return a place in the user's code as a person would say it: `train.py:12 in step`, `In[5], line 12 in step`."""
+    cell = cell_of(filename)
+    if cell is None:
+        return f"{filename}:{line} in {function}"
+    return f"{cell}, line {line}" if function == "<module>" else f"{cell}, line {line} in {function}"
 
 
 def segment_at(segments: Iterable[dict[str, Any]], address: int) -> dict[str, Any] | None:

@@ -46,8 +46,7 @@ class Notebook:
     @classmethod
     def current(cls, error: BaseException | None = None) -> Notebook:
         """Return the session of this process, with an error that is being handled, if there is one."""
-        find = getattr(sys.modules.get("IPython"), "get_ipython", None)
-        return cls(find() if find is not None else None, error)
+        return cls(_shell(), error)
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """Yield the user's own names and what they are bound to."""
@@ -181,6 +180,22 @@ def restore_debug(shell: Any) -> None:
     """Give `%debug` back to IPython."""
     if getattr(vars(shell).get("debugger"), "released", False):
         del shell.debugger
+
+
+def cell_of(filename: str) -> str | None:
+    """Return what the notebook calls the cell that was compiled under a file name (`In[5]`); `None` if none was.
+
+    From any thread. A cell that ran again has the number of its latest run, as in IPython's own tracebacks.
+    """
+    shell = _shell()
+    named = None if shell is None else shell.compile.format_code_name(filename)
+    return None if named is None else named[1]
+
+
+def _shell() -> Any:
+    """Return IPython's shell, if this process has one."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return find() if find is not None else None
 
 
 def chained(*errors: BaseException) -> list[BaseException]:

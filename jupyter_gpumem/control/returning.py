@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from jupyter_gpumem.devices import actable_backend, counters, explain_nothing, give_back, ready_devices
-from jupyter_gpumem.fragments import fragmentation, pins, site_of
+from jupyter_gpumem.fragments import fragmentation, frame_of, pins
 from jupyter_gpumem.records import DeviceEmptied, Emptied
 
 from .configuration import configuration
@@ -36,7 +36,7 @@ def empty_cache(*, workspaces: bool = False) -> Emptied:
     for index, (before, after) in returned.items():
         segments = backend.segments(index) or []
         lies, pinned = fragmentation(segments, large_page=page), pins(segments, large_page=page)
-        recorded = recorded or any(site_of(block) for segment in segments for block in segment["blocks"])
+        recorded = recorded or any(frame_of(block) for segment in segments for block in segment["blocks"])
         devices.append(
             DeviceEmptied(
                 device=backend.device(index),

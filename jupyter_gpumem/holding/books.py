@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.devices.workspaces import candidates
+from jupyter_gpumem.fragments import site_of
 from jupyter_gpumem.records import DeviceHolders, Holder, Site
 from jupyter_gpumem.units import format_bytes
 
@@ -209,16 +210,8 @@ def _sites(blocks: list[Block]) -> tuple[Site, ...]:
     """Return where allocations were made that nothing explains; known while a recording with stacks runs."""
     found: dict[str, list[int]] = defaultdict(list)
     for block in blocks:
-        place = _place(block.frames)
-        if place is not None and not block.private:
+        place = None if block.private else site_of({"frames": block.frames})
+        if place is not None:
             found[place].append(block.size)
     sites = [Site(place, sum(sizes), len(sizes)) for place, sizes in found.items()]
     return tuple(sorted(sites, key=lambda site: -site.allocated))
-
-
-def _place(frames: list[dict[str, Any]]) -> str | None:
-    own = [f for f in frames if str(f.get("filename", "")).endswith(".py") or "ipykernel" in str(f.get("filename", ""))]
-    outside = [f for f in own if "/torch/" not in f["filename"].replace("\\", "/")]
-    for frame in outside or own or frames[:1]:
-        return f"{frame.get('name')}, {frame.get('filename')}:{frame.get('line')}"
-    return None

@@ -19,7 +19,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyter_gpumem.fragments import pool_id_of, site_of
+from jupyter_gpumem.fragments import frame_of, pool_id_of, site_text
 
 if TYPE_CHECKING:
     from jupyter_gpumem.sampler import BlockMap
@@ -64,7 +64,7 @@ def pack_map(found: BlockMap, most: int = MOST_BLOCKS) -> Message:
         most: how many entries to send; beyond, the smallest segments are sent as the sums of their states.
     """
     segments = sorted(found.segments, key=itemgetter("address"))
-    streams, pools, lines = _Names(), _Names(), _Names({"": 0})
+    streams, pools, lines = _Names(), _Names(), _Names({None: 0})
     pools[(0, 0)]
     runs = [segment["blocks"] for segment in segments]
     summed = _too_many(segments, most)
@@ -92,7 +92,7 @@ def pack_map(found: BlockMap, most: int = MOST_BLOCKS) -> Message:
             "entries": len(blocks),
             "streams": list(streams),
             "pools": [list(pool) for pool in pools],
-            "lines": list(lines),
+            "lines": ["" if frame is None else site_text(*frame) for frame in lines],
             "summary": asdict(found.fragmentation),
         },
         [_packed("d", shapes), _packed("I", tables), b"".join(entries)],
@@ -140,7 +140,7 @@ def _columns(blocks: list[dict[str, Any]]) -> tuple[list[int], bytes, bool]:
 
 def _line(block: dict[str, Any], lines: _Names) -> int:
     """Return the number of the line of the user's code that allocated a block; 0 where nobody recorded it."""
-    return lines[site_of(block) or ""] if block.get("frames") and len(lines) < _LINES else 0
+    return lines[frame_of(block)] if block.get("frames") and len(lines) < _LINES else 0
 
 
 def _too_many(segments: list[dict[str, Any]], most: int) -> list[int]:

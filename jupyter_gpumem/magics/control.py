@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.control.auditing import audit
@@ -14,8 +13,6 @@ from jupyter_gpumem.errors import InvalidValueError
 
 if TYPE_CHECKING:
     import argparse
-
-    from jupyter_gpumem.records import DeviceEmptied
 
     from .session import Session
 
@@ -29,21 +26,7 @@ def config(session: Session, options: argparse.Namespace, local_ns: dict[str, An
 
 def empty(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Any:  # noqa: ARG001
     """Run `%gpumem_empty`."""
-    result = empty_cache(workspaces=options.workspaces)
-    return session.deliver(options, replace(result, devices=tuple(_with_cells(session, one) for one in result.devices)))
-
-
-def _with_cells(session: Session, one: DeviceEmptied) -> DeviceEmptied:
-    """Name the notebook's cells as it does itself, instead of by the files that stand for them."""
-    return replace(one, pins=tuple(replace(pin, site=_cell_of(session, pin.site)) for pin in one.pins))
-
-
-def _cell_of(session: Session, site: str | None) -> str | None:
-    if site is None:
-        return None
-    file, _, line = site.rpartition(":")
-    name = session.shell.compile.format_code_name(file)
-    return site if name is None else f"{' '.join(name)}, line {line.partition(' ')[0]}"
+    return session.deliver(options, empty_cache(workspaces=options.workspaces))
 
 
 def reserve_memory(

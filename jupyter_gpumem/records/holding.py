@@ -40,7 +40,7 @@ class Site(Record):
     """Where unattributed memory was allocated, as a recording tells.
 
     Attributes:
-        place: `function, file:line`, the innermost that is not PyTorch's.
+        place: `train.py:12 in step`, or `In[5], line 12 in step` for a cell: the innermost that is not PyTorch's.
         allocated: bytes.
         blocks: how many allocations.
     """

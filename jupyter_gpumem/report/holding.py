@@ -88,12 +88,16 @@ def _notes(one: DeviceHolders, shown: tuple[Holder, ...]) -> list[str]:
             "a library holds."
         )
     notes += [
-        f"Not attributed: {format_bytes(site.allocated)} in {site.blocks} allocations made in {site.place}."
+        f"Not attributed: {format_bytes(site.allocated)} in {_allocations(site.blocks)} made at {site.place}."
         for site in one.sites[:_MOST_SITES]
     ]
     if one.outside:
         notes.append(f"{format_bytes(one.outside)} of tensors lie in memory that is not PyTorch's allocator's.")
     return notes
+
+
+def _allocations(count: int) -> str:
+    return "1 allocation" if count == 1 else f"{count:,} allocations"
 
 
 def chain_sheets(record: Chain) -> list[Sheet]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.fragments import site_text
+from jupyter_gpumem.notebook import cell_of
 from jupyter_gpumem.units import format_bytes
 
 from .sheet import Sheet
@@ -64,6 +66,8 @@ def _site(frames: list[dict[str, Any]]) -> str:
     own = (f for f in frames if not any(part in str(f.get("filename", "")) for part in _NOT_THE_USERS))
     frame = next(own, frames[0])
     file, line, name = (str(frame.get(key, other)) for key, other in (("filename", "?"), ("line", "?"), ("name", "")))
+    if cell_of(file) is not None:
+        return site_text(file, line[:9], name[:_LONGEST_NAME])
     # The end of a path says more than its beginning.
     file = file if len(file) <= _LONGEST_FILE else f"...{file[3 - _LONGEST_FILE :]}"
     return f"{file}:{line[:9]} {name[:_LONGEST_NAME]}".rstrip()

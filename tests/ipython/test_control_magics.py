@@ -94,7 +94,7 @@ def test_where_memory_was_allocated(virtual):
     number = virtual.shell.execution_count - 1
     (shown,) = virtual("%gpumem_empty").texts
     virtual("%gpumem_record stop\ndel y")
-    assert f"295.00 MiB by 5.00 MiB in 1 block, the largest from Cell In[{number}], line 2" in " ".join(shown.split())
+    assert f"295.00 MiB by 5.00 MiB in 1 block, the largest from In[{number}], line 2 -" in " ".join(shown.split())
 
 
 def test_reservations(virtual):

@@ -236,3 +236,14 @@ def test_a_budget_that_is_too_small_is_said(gpu):
     assert not record.complete
     assert "The search ended after" in str(record)
     assert record.devices[0].named + record.devices[0].unattributed == record.devices[0].allocated
+
+
+def test_where_unattributed_memory_was_allocated(gpu):
+    """While a recording runs, what nobody shows is named by its cell and line."""
+    gpu("%gpumem_record start")
+    gpu("def outside():\n    return torch.cuda.caching_allocator_alloc(3 << 20, 0)")
+    place = f"In[{gpu.shell.execution_count - 1}], line 2 in outside"
+    gpu("address = outside()")
+    (shown,) = gpu("%gpumem_who").texts
+    gpu("%gpumem_record stop\ntorch.cuda.caching_allocator_delete(address)")
+    assert f"Not attributed: 3.00 MiB in 1 allocation made at {place}." in " ".join(shown.split())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpumem.fragments import LARGE_PAGE, fragmentation
+from jupyter_gpumem.fragments import LARGE_PAGE, fragmentation, site_of
 from jupyter_gpumem.records import Fragmentation
 from jupyter_gpumem.units import GiB, MiB
 
@@ -159,3 +162,30 @@ def test_every_free_byte_is_in_exactly_one_place(found, device_free):
     assert min(result.returnable, result.stranded, result.private, result.largest_free) >= 0
     assert result.external is None or 0 <= result.external <= 1
     assert (result.segments, result.blocks) == (len(found), sum(len(s["blocks"]) for s in found))
+
+
+def frames(*found):
+    """Return a block with frames `(file, line, function)`, innermost first, as PyTorch records them."""
+    return {"frames": [{"filename": file, "line": line, "name": name} for file, line, name in found]}
+
+
+def test_where_a_block_was_allocated():
+    """The innermost line of Python outside of torch says it; native code has no lines."""
+    native, inner = (
+        ("/usr/bin/python3.12", 0, "PyObject_Call"),
+        ("/lib/site-packages/torch/nn/modules/linear.py", 1, "f"),
+    )
+    assert site_of(frames(native, inner, ("train.py", 12, "step"), ("main.py", 3, "<module>"))) == "train.py:12 in step"
+    assert site_of(frames(native, inner)) is None
+    assert site_of(frames()) is None
+    assert site_of({}) is None
+
+
+def test_where_in_a_notebook_a_block_was_allocated(monkeypatch):
+    """A cell is called by its number, as in tracebacks; other files keep their names."""
+    cells = {"ipykernel_7/1234.py": ("Cell", "In[5]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=cells.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert site_of(frames(("ipykernel_7/1234.py", 23, "train"))) == "In[5], line 23 in train"
+    assert site_of(frames(("ipykernel_7/1234.py", 2, "<module>"))) == "In[5], line 2"
+    assert site_of(frames(("ipykernel_7/99.py", 2, "<module>"))) == "ipykernel_7/99.py:2 in <module>"

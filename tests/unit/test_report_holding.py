@@ -30,7 +30,7 @@ SHOWN_BY_NOBODY = f"{UP_TO_THE_WIDTH}, or what a library"
 
 def test_holders():
     """The lines add up, and what is remarkable stands below."""
-    sites = (Site("forward, net.py:3", 2 * MiB, 2),)
+    sites = (Site("net.py:3 in forward", 2 * MiB, 2),)
     one = DeviceHolders(CARD, 4 * GiB + 68 * MiB, HOLDERS, 64 * MiB, 0, 3 * MiB, sites, outside=5 * MiB)
     assert str(Holders((one,), 100)).splitlines() == [
         "cuda:0 · NVIDIA H200 · 4.07 GiB allocated",
@@ -46,7 +46,7 @@ def test_holders():
         "  part: uses 1 % of its storage.",
         SHOWN_BY_NOBODY,
         "    holds.",
-        "  Not attributed: 2.00 MiB in 2 allocations made in forward, net.py:3.",
+        "  Not attributed: 2.00 MiB in 2 allocations made at net.py:3 in forward.",
         "  5.00 MiB of tensors lie in memory that is not PyTorch's allocator's.",
     ]
 

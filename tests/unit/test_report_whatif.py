@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_report import read, words
@@ -221,6 +223,16 @@ def test_the_largest_sites_are_shown():
     many = small(*(block(size * 1024, [place(line=size)]) for size in range(1, 30)))
     (sheet,) = recording_sheets(many)[1:]
     assert [row[1] for row in sheet.rows] == [f"{size}.00 KiB" for size in range(29, 21, -1)]
+
+
+def test_a_cell_of_this_notebook_is_called_by_its_number(monkeypatch):
+    """A recording that was made in the same session names the cell, not the file that stands for it."""
+    cells = {"ipykernel_7/1234.py": ("Cell", "In[5]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=cells.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    frame = {"filename": "ipykernel_7/1234.py", "line": 23, "name": "train"}
+    (sheet,) = recording_sheets(small(block(MiB, [frame])))[1:]
+    assert sheet.rows == (("In[5], line 23 in train", "1.00 MiB"),)
 
 
 # What a hostile file says
