@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from jupyter_gpumem.allocator.settings import AllocatorSettings
     from jupyter_gpumem.devices import Backend, Controls
-    from jupyter_gpumem.records import Device
 
 
 class ReservationBook:
@@ -55,10 +54,17 @@ class ReservationBook:
                     del self._entries[reservation.name]
             return Reservations(tuple(found), released)
 
-    def held(self, device: Device) -> int:
-        """Return the bytes that are held on a device."""
+    def held(self, backend: Backend, index: int) -> dict[int, Reservation]:
+        """Return what is held on a device, by address.
+
+        A virtual GPU that was switched off and on again is another back end: what its predecessor held is gone.
+        """
         with self._lock:
-            return sum(r.size for r, _, _ in self._entries.values() if r.state == "held" and r.device == device)
+            return {
+                reservation.address: reservation
+                for reservation, owner, _ in self._entries.values()
+                if reservation.state == "held" and owner is backend and reservation.device.index == index
+            }
 
     def names(self) -> tuple[str, ...]:
         """Return the names in use."""

@@ -46,7 +46,7 @@ def empty_cache(*, workspaces: bool = False) -> Emptied:
                 stranded=lies.stranded,
                 private=lies.private,
                 workspaces=sum(backend.workspaces(index).values()),
-                held=RESERVATIONS.held(backend.device(index)),
+                held=sum(held.size for held in RESERVATIONS.held(backend, index).values()),
                 pins=pinned[:_MOST_PINS],
                 pinned_by=sum(pin.live for pin in pinned),
             )

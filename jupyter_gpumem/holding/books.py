@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from .tensors import view_of_torch
 
 if TYPE_CHECKING:
     from jupyter_gpumem.devices import Backend
+    from jupyter_gpumem.records import Reservation
 
     from .ranking import Ranking
     from .tensors import Location
@@ -54,13 +56,17 @@ class Ledger:
         backend: the device's back end.
         index: which of its devices.
         located: what the walk found, by object number.
+        held: what `%gpumem_reserve --hold` holds there, by address.
     """
 
-    def __init__(self, backend: Backend, index: int, located: dict[int, Location]) -> None:
+    def __init__(
+        self, backend: Backend, index: int, located: dict[int, Location], held: dict[int, Reservation] | None = None
+    ) -> None:
         segments = backend.segments(index)
         self.known = segments is not None
         self.blocks = sorted(_blocks(segments or []), key=lambda block: block.address)
-        self.workspaces = candidates(segments or [])
+        self.reservations = {b.address: held[b.address].name for b in self.blocks if held and b.address in held}
+        self.workspaces = {a: n for a, n in candidates(segments or []).items() if a not in self.reservations}
         current = backend.stats(index)["allocated_bytes"]["all"]["current"]
         # The snapshot comes a moment after the counter; another thread may have allocated in between.
         self.allocated = sum(block.size for block in self.blocks) if self.known else current
@@ -87,8 +93,9 @@ class Ledger:
         return None
 
     def unnamed(self) -> list[Block]:
-        """Return the allocations in which nothing was found and that are no workspaces."""
-        return [b for b in self.blocks if b.address not in self.storages and b.address not in self.workspaces]
+        """Return the allocations in which nothing was found, and that are neither workspaces nor reservations."""
+        known = (self.storages, self.workspaces, self.reservations)
+        return [block for block in self.blocks if not any(block.address in one for one in known)]
 
 
 def _blocks(segments: list[dict[str, Any]]) -> list[Block]:
@@ -135,6 +142,7 @@ def close_books(backend: Backend, index: int, ledger: Ledger, ranking: Ranking) 
         if block.address in ledger.workspaces and block.address not in ledger.storages
     )
     holders = [_holder(ranking, root, route, line) for (root, route), line in lines.items()]
+    holders += [_reservation(ledger, block) for block in ledger.blocks if block.address in ledger.reservations]
     named = sum(holder.allocated for holder in holders)
     return DeviceHolders(
         device=backend.device(index),
@@ -174,6 +182,26 @@ def _holder(ranking: Ranking, root_index: int, route: str, line: _Line) -> Holde
         alone=line.alone,
         also=tuple(dict.fromkeys(ranking.roots[other].name for other in others))[:_MOST_ALSO],
         note=_note_on_views(ranking, largest),
+    )
+
+
+def reservation_name(name: str) -> str:
+    """Return what a person would call memory that is held under a name."""
+    return f"reservation {name}"
+
+
+def _reservation(ledger: Ledger, block: Block) -> Holder:
+    """Return memory that `%gpumem_reserve --hold` holds: no Python object shows it, and its name is known."""
+    name = ledger.reservations[block.address]
+    return Holder(
+        kind="reservation",
+        name=reservation_name(name),
+        detail=None,
+        what="memory put aside",
+        tensors=0,
+        allocated=block.size,
+        alone=block.size,
+        note=f"%gpumem_reserve --release {shlex.quote(name)} gives it to the cache",
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.notebook import Notebook
@@ -93,7 +95,10 @@ def survey(
             found += _beyond_names(notebook, walk, torch)
         return Survey(
             Ranking(walk, found),
-            {f"{one.kind}:{index}": (one, index, Ledger(one, index, walk.located)) for one, index in ready},
+            {
+                f"{one.kind}:{index}": (one, index, Ledger(one, index, walk.located, RESERVATIONS.held(one, index)))
+                for one, index in ready
+            },
             walk.complete,
         )
 
@@ -207,6 +212,9 @@ def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) 
     held = [entry for entry in found.storages() if any(root in entry[2] for root in wanted)]
     if not held:
         known = "" if wanted or name in notebook.names else "; there is no such variable"
+        if any(name in ledger.reservations.values() for _, _, ledger in found.ledgers.values()):
+            release = f"%gpumem_reserve --release {shlex.quote(name)}"
+            raise InvalidValueError(f"{name!r} is memory put aside; {release} gives it to the cache")
         raise InvalidValueError(f"{name!r} holds no device memory{known}; %gpumem_who without a name lists what does")
     groups = {ranking.roots[root].group for root in wanted}
     allocated: dict[str, int] = {}

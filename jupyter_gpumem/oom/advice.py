@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.holding.books import reservation_name
 from jupyter_gpumem.records import OomAction
 from jupyter_gpumem.units import format_bytes
 
@@ -50,6 +51,7 @@ class Advisor:
             *self._about_the_reason(),
             *self._settings(),
             *self._release(),
+            *self._give_back(holders),
             *self._benchmark(),
             *self._largest(holders),
         ]
@@ -116,6 +118,22 @@ class Advisor:
             return []
         checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(freed=freed) is True
         return [OomAction("%gpumem_free: the failed cell, outputs and garbage let go of it", size, checked)]
+
+    def _give_back(self, holders: tuple[Holder, ...]) -> list[OomAction]:
+        """Return which guard band could go: the smallest that is enough, or else the largest."""
+        spare = [holder for holder in holders if holder.kind == "reservation"]
+        if self._found is None or self._state is None or not spare or self._kind in {"absurd request", "unclear"}:
+            return []
+        ledger = self._found.ledgers[self._state.device.label][2]
+        addresses = {reservation_name(name): address for address, name in ledger.reservations.items()}
+        rehearsal = self._rehearsal if self._usable else None
+        enough = [
+            holder
+            for holder in reversed(spare)
+            if rehearsal is not None and rehearsal.succeeds(freed={addresses[holder.name]}) is True
+        ]
+        chosen = (enough or spare)[0]
+        return [OomAction(f"let go of {chosen.name}: {chosen.note}", chosen.alone, bool(enough))]
 
     def _benchmark(self) -> list[OomAction]:
         state = self._state

@@ -186,7 +186,7 @@ def _placed(segment: dict) -> list[tuple[int, dict]]:  # type: ignore[type-arg]
 
 
 def _who(ledger: Ledger, found: Survey, addresses: list[int]) -> list[str]:
-    from jupyter_gpumem.holding.books import storage_holders
+    from jupyter_gpumem.holding.books import reservation_name, storage_holders
 
     names: dict[str, None] = {}
     for address in addresses:
@@ -194,6 +194,8 @@ def _who(ledger: Ledger, found: Survey, addresses: list[int]) -> list[str]:
         if storage is not None:
             root = next(iter(storage_holders(found.ranking, storage)))
             names[found.ranking.roots[root].name] = None
+        elif address in ledger.reservations:
+            names[reservation_name(ledger.reservations[address])] = None
     return [*list(names)[:_MOST_PINS], *(["..."] if len(names) > _MOST_PINS else [])]
 
 

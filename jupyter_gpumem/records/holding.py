@@ -13,11 +13,12 @@ class Holder(Record):
 
     Attributes:
         kind: `variable`, `graph` (an autograd graph), `hook`, `output` (`Out[n]`), `error` (a frame of the last error),
-            `frame` (a function that runs), `module`, `cycle` (garbage that waits for the collector) or `other`.
+            `frame` (a function that runs), `module`, `cycle` (garbage that waits for the collector), `reservation`
+            (what `%gpumem_reserve --hold` holds) or `other`.
         name: what a person would call it.
         detail: where in it the largest piece lies, if that is not the name itself.
         what: the type of what is held by that name.
-        tensors: how many storages are counted here.
+        tensors: how many storages are counted here; none in a reservation, which no tensor shows.
         allocated: their bytes, as allocated; each storage is counted with one holder only.
         alone: the part of them that nobody else holds: what letting go of this returns.
         also: who holds some of them besides.

@@ -56,7 +56,7 @@ def _row(holder: Holder, total: int) -> tuple[str, ...]:
     name = holder_name(holder)
     if holder.kind in {"variable", "output", "graph", "hook"} and holder.what not in name:
         name = f"{name} ({holder.what})"
-    return _cells(name, holder.tensors, holder.allocated, total, holder.alone)
+    return _cells(name, holder.tensors or None, holder.allocated, total, holder.alone)
 
 
 def _cells(name: str, tensors: int | None, size: int, total: int, alone: int | None) -> tuple[str, ...]:

@@ -247,3 +247,27 @@ def test_where_unattributed_memory_was_allocated(gpu):
     (shown,) = gpu("%gpumem_who").texts
     gpu("%gpumem_record stop\ntorch.cuda.caching_allocator_delete(address)")
     assert f"Not attributed: 3.00 MiB in 1 allocation made at {place}." in " ".join(shown.split())
+
+
+def test_reservations_have_names(gpu):
+    """Memory that is held aside is nobody's tensor, and has a line with its name; also where its size is cuBLAS's."""
+    gpu("kept = take(64)\n%gpumem_reserve 2GiB --hold --name 'a b'\n%gpumem_reserve 32MiB --hold")
+    (shown,) = gpu("%gpumem_who").texts
+    books = gpu.shell.run_line_magic("gpumem_who", "-o").devices[0]
+    assert {(h.kind, h.name, h.allocated, h.alone) for h in books.holders if h.kind == "reservation"} == {
+        ("reservation", "reservation a b", 2048 * MiB, 2048 * MiB),
+        ("reservation", "reservation reserve-1", 32 * MiB, 32 * MiB),
+    }
+    assert (books.unattributed, books.workspaces) == (0, 0)
+    assert books.named == torch.cuda.memory_allocated()
+    assert "reservation a b: %gpumem_reserve --release 'a b' gives it to the cache." in shown
+    error = gpu("%gpumem_who 'a b'").error
+    assert str(error).endswith("'a b' is memory put aside; %gpumem_reserve --release 'a b' gives it to the cache")
+    report = " ".join(gpu("more = take(7000)").texts[-1].split())
+    assert "The largest holders: reservation a b 2.00 GiB, kept 64.00 MiB, reservation reserve-1 32.00 MiB." in report
+    assert (
+        "Let go of reservation a b: %gpumem_reserve --release 'a b' gives it to the cache (2.00 GiB). "
+        "Tried out in a model of the allocator: the request succeeds."
+    ) in report
+    gpu("%gpumem_reserve --release")
+    assert not [h for h in gpu.shell.run_line_magic("gpumem_who", "-o").devices[0].holders if h.kind == "reservation"]

@@ -332,6 +332,9 @@ def test_held_memory_of_a_gpu_that_is_switched_off():
         take(1)
         gm.reserve("1GiB", hold=True)
         gm.reserve("1GiB", hold=True)
+    with gm.virtual_gpu("A100-80GB"):
+        take(1)
+        assert gm.empty_cache().devices[0].held == 0
     assert RESERVATIONS.release("reserve-1") == ("reserve-1",)
     assert [r.state for r in RESERVATIONS.list().entries] == ["gone"]
     assert RESERVATIONS.names() == ()
