@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .devices import check_context, give_back_everywhere, ready_devices
 from .fragments import fragmentation
-from .holding import survey
+from .holding import leaving_nothing, survey
 from .notebook import Notebook
 from .records import Released, ReleaseStep
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_KEPT = 5
 
 
+@leaving_nothing
 def free(
     *,
     errors: bool = True,

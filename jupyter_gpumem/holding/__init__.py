@@ -5,6 +5,6 @@ passes: no property, no `__getattr__` of a lazy proxy, no unpacking hook. Names 
 what is shown.
 """
 
-from .survey import Survey, chain, holders, survey
+from .survey import Survey, chain, holders, leaving_nothing, survey
 
-__all__ = ["Survey", "chain", "holders", "survey"]
+__all__ = ["Survey", "chain", "holders", "leaving_nothing", "survey"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import shlex
 import sys
+import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
@@ -23,7 +25,7 @@ from .upwards import leading_to
 from .walk import BUDGET, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from jupyter_gpumem.devices import Backend
 
@@ -32,6 +34,26 @@ if TYPE_CHECKING:
 
 _CYCLE, _CYCLE_OWNER, _CYCLE_PART, _OTHER = 5, 6, 7, 8
 """Ranks of what no name reaches, after those of `roots`."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def leaving_nothing(search: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let an error that ends a search keep nothing alive: its frames would hold every object that was found.
+
+    A refused name or Ctrl-C is the session's last error, and would keep a variable that is deleted next.
+    """
+
+    @functools.wraps(search)
+    def searching(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return search(*args, **kwargs)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    return searching
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +200,7 @@ def _barred(notebook: Notebook) -> list[object]:
     return barred
 
 
+@leaving_nothing
 def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: int = BUDGET) -> Holders:
     """Return who holds the memory of each device: variables, outputs, the last error, graphs, and what nobody shows.
 
@@ -199,6 +222,7 @@ def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: i
     return Holders((), missing=explain_nothing(only))
 
 
+@leaving_nothing
 def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) -> Chain:
     """Return what keeps the memory of a name alive: of a variable, or of a local name of the last error's frames.
 

@@ -10,7 +10,7 @@ from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.devices import lost_context
 from jupyter_gpumem.errors import GpumemError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
-from jupyter_gpumem.holding import Survey, survey
+from jupyter_gpumem.holding import Survey, leaving_nothing, survey
 from jupyter_gpumem.incidents import note_oom
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.recorder import RECORDER
@@ -101,6 +101,7 @@ def _belongs(state: OomState, text: OomText) -> bool:
     return near and text.device in {None, state.device.index}
 
 
+@leaving_nothing
 def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseException | None) -> OomExplanation:
     state, when = seen if seen is not None else (None, "in the text only")
     n = numbers(text, state)

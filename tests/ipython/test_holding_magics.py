@@ -6,7 +6,9 @@ import gc
 import sys
 
 import pytest
+from IPython.core.error import UsageError
 
+from jupyter_gpumem.holding.ranking import Ranking
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
 
@@ -271,3 +273,21 @@ def test_reservations_have_names(gpu):
     ) in report
     gpu("%gpumem_reserve --release")
     assert not [h for h in gpu.shell.run_line_magic("gpumem_who", "-o").devices[0].holders if h.kind == "reservation"]
+
+
+@pytest.mark.parametrize("line", ["%gpumem_who nothing", "%gpumem_who", "%gpumem_free"])
+def test_a_search_that_fails_holds_nothing(gpu, line, monkeypatch):
+    """A refused name, or Ctrl-C, is the session's last error: what the search had found is not kept by it."""
+    if line != "%gpumem_who nothing":
+        monkeypatch.setattr(Ranking, "__init__", interrupted)
+    gpu("kept = take(32)")
+    assert isinstance(gpu(line).error, UsageError | KeyboardInterrupt)
+    assert sys.last_value is not None
+    before = torch.cuda.memory_allocated()
+    gpu("del kept")
+    assert before - torch.cuda.memory_allocated() == 32 * MiB
+
+
+def interrupted(ranking, walk, roots):
+    """Stop a search between its walk and its ranking, as Ctrl-C does."""
+    raise KeyboardInterrupt
