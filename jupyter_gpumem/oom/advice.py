@@ -73,7 +73,7 @@ class Advisor:
             return [OomAction("restart the kernel, and leave out what took memory outside PyTorch", size)]
         if kind == "absurd request":
             return [OomAction("look at the shapes where it failed: a broadcast or a product of two large dimensions")]
-        if kind == "unclear":
+        if kind == "unclear" and n.free is not None:
             return [OomAction("look for a cap (torch.cuda.get_per_process_memory_fraction()) and for free host memory")]
         return []
 
@@ -81,7 +81,8 @@ class Advisor:
         n = self._n
         if n.limit is None or n.request is None or not n.total:
             return []
-        fraction = math.ceil(100 * (n.reserved + n.request) / n.total) / 100
+        reserved = n.reserved if n.allocated_known else n.limit  # it cannot be more
+        fraction = math.ceil(100 * (reserved + n.request) / n.total) / 100
         checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(capped=False) is True
         text = f"raise the cap: torch.cuda.set_per_process_memory_fraction({min(1.0, fraction):.2f}) or more"
         return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]

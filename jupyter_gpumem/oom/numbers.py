@@ -34,6 +34,8 @@ class Numbers:
         elsewhere: `others` and `outside` together, where the driver does not tell them apart.
         pid: the other process that holds most, where it is named.
         oversubscribed: allocated beyond the card.
+        sharing: what counts against the cap besides what is reserved: all of the process, on MPS.
+        allocated_known, unallocated_known: whether these were told; where they were not they count as nothing.
     """
 
     request: int | None
@@ -49,6 +51,9 @@ class Numbers:
     elsewhere: int | None = None
     pid: int | None = None
     oversubscribed: int | None = None
+    sharing: int = 0
+    allocated_known: bool = True
+    unallocated_known: bool = True
 
     @property
     def reserved(self) -> int:
@@ -58,7 +63,8 @@ class Numbers:
     @property
     def room(self) -> int | None:
         """Bytes that could still have been reserved: what the driver has left, and what the cap allows."""
-        rooms = [r for r in (self.free, None if self.limit is None else self.limit - self.reserved) if r is not None]
+        below_cap = None if self.limit is None else self.limit - self.reserved - self.sharing
+        rooms = [room for room in (self.free, below_cap) if room is not None]
         return max(0, min(rooms)) if rooms else None
 
     @property
@@ -104,6 +110,7 @@ def _of_state(text: OomText, state: OomState) -> Numbers:
 def _of_text(text: OomText) -> Numbers:
     allocated, unallocated = text.allocated or 0, text.unallocated or 0
     reserved = allocated + unallocated
+    known = text.allocated is not None and text.unallocated is not None
     others = outside = elsewhere = pid = None
     if text.platform == "mps":  # there `own` is what lies outside PyTorch's pools
         outside = text.own
@@ -112,8 +119,8 @@ def _of_text(text: OomText) -> Numbers:
         pid, others = _largest(text, reserved)
         own = text.own if text.own is not None else used - others if others is not None else None
         if own is not None:
-            others, outside = others or 0, own - reserved
-        elif used >= reserved:
+            others, outside = others or 0, own - reserved if known else None
+        elif known and used >= reserved:
             elsewhere = used - reserved
     return Numbers(
         request=text.requested,
@@ -128,6 +135,9 @@ def _of_text(text: OomText) -> Numbers:
         elsewhere=elsewhere,
         pid=pid,
         oversubscribed=text.oversubscribed,
+        sharing=text.own or 0 if text.platform == "mps" else 0,
+        allocated_known=text.allocated is not None,
+        unallocated_known=text.unallocated is not None,
     )
 
 

@@ -24,14 +24,16 @@ _MUCH = 0.2
 def verdict(n: Numbers) -> str:
     """Return the reason: see `OomExplanation.verdict`."""
     request, total = n.request, n.total
-    if request is not None and total is not None and request > _NEARLY_ALL * total and not _the_cap_alone(n):
+    if request is None:  # PyTorch says `more than 1EB` then
+        return "absurd request"
+    if total is not None and request > _NEARLY_ALL * total and not _the_cap_alone(n):
         return "absurd request"
     if _the_cap_alone(n):
         return "cap"
     if n.oversubscribed:
         return "too much"
-    if request is not None and n.free is not None and n.limit is None and request <= n.free:
-        return "unclear"  # the driver refused although it had enough
+    if _unclear(n):
+        return "unclear"
     capacity = n.limit or total
     if n.private and capacity is not None and n.private > _MOSTLY * capacity:
         return "private pools"
@@ -49,11 +51,19 @@ def verdict(n: Numbers) -> str:
     return "fragmentation" if fragmented else "too much"
 
 
+def _unclear(n: Numbers) -> bool:
+    """Whether the driver refused although it had enough, or nothing was told of what was there."""
+    if n.request is not None and n.free is not None and n.limit is None and n.request <= n.free:
+        return True
+    return n.room is None and not n.allocated_known
+
+
 def _the_cap_alone(n: Numbers) -> bool:
-    """Whether the driver had enough, and only the cap was in the way."""
+    """Whether the driver had enough, and only the cap was in the way; as told, where it does not say what it had."""
     if n.limit is None or n.request is None or (n.total is not None and n.limit >= n.total):
         return False
-    return n.free is not None and n.request <= n.free and n.reserved + n.request > n.limit and not _fragmented(n)
+    exceeded = n.reserved + n.request > n.limit or not n.allocated_known
+    return (n.free is None or n.request <= n.free) and exceeded and not _fragmented(n)
 
 
 def _fragmented(n: Numbers) -> bool:
@@ -78,10 +88,10 @@ def sentence(kind: str, n: Numbers, largest: int | None) -> str:
         size = n.others if n.others is not None else n.elsewhere
         return f"{format_bytes(size)} of the card belong to {whose}, not to this kernel; {short} were missing"
     if kind == "cap":
-        return (
-            f"A cap is in force: this process may reserve {format_bytes(n.limit)} and has {format_bytes(n.reserved)}, "
-            f"so that {request} more were refused while {format_bytes(n.free)} of the card were free"
-        )
+        has = f" and has {format_bytes(n.reserved)}" if n.allocated_known else ""
+        meanwhile = f" while {format_bytes(n.free)} of the card were free" if n.free is not None else ""
+        may = f"this process may reserve {format_bytes(n.limit)}{has}"
+        return f"A cap is in force: {may}, so that {request} more were refused{meanwhile}"
     if kind == "fragmentation":
         block = f", and the largest free block was {format_bytes(largest)}" if largest is not None else ""
         return (
@@ -99,8 +109,11 @@ def sentence(kind: str, n: Numbers, largest: int | None) -> str:
             f"NCCL or cuDNN, other frameworks); {short} were missing for {request}"
         )
     if kind == "absurd request":
-        whole = format_bytes(n.total)
-        return f"One request of {request} on a card of {whole}: no setting helps, the tensor itself is the mistake"
+        asked = request if n.request is not None else "more than 1 EiB"
+        where = f" on a card of {format_bytes(n.total)}" if n.total is not None else ""
+        return f"One request of {asked}{where}: no setting helps, the tensor itself is the mistake"
+    if kind == "unclear" and n.free is None:
+        return f"The allocator had no room for {request}, and the text does not say what was there"
     if kind == "unclear":
         return (
             f"The driver refused {request} although {format_bytes(n.free)} of the card were free: a cap that the text "
@@ -111,7 +124,8 @@ def sentence(kind: str, n: Numbers, largest: int | None) -> str:
             f"Too much: {format_bytes(n.allocated)} are allocated on a card of {format_bytes(n.total)}; "
             f"{format_bytes(n.oversubscribed)} of it are in main memory, where the driver moved them"
         )
-    return f"Too much for the card: {format_bytes(n.allocated)} are allocated, and {short} were missing for {request}"
+    missing = f"{short} were missing" if n.short is not None else "nobody can tell how much was missing"
+    return f"Too much for the card: {format_bytes(n.allocated)} are allocated, and {missing} for {request}"
 
 
 def evidence(n: Numbers) -> tuple[tuple[str, int], ...]:
@@ -121,8 +135,8 @@ def evidence(n: Numbers) -> tuple[tuple[str, int], ...]:
         ("free on the card", n.free),
         ("card", n.total),
         ("cap", n.limit),
-        ("allocated by tensors", n.allocated),
-        ("reserved, unallocated", n.unallocated),
+        ("allocated by tensors", n.allocated if n.allocated_known else None),
+        ("reserved, unallocated", n.unallocated if n.unallocated_known else None),
         ("private pools", n.private or None),
         ("this process outside PyTorch", n.outside),
         ("other processes", n.others),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import jupyter_gpumem as gm
 from jupyter_gpumem.devices import loss_in
 from jupyter_gpumem.oom import find_oom, parse
 from jupyter_gpumem.oom.numbers import numbers
@@ -78,9 +79,11 @@ VERDICTS = {
     "M28": "too much",
     "M29": "absurd request",
     "M31": "unclear",
+    "M32": "outside",
     "M34": "unclear",
     "M35": "cap",
     "M37": "absurd request",
+    "M38": "too much",  # what cudaMallocAsync has cached is not told: nobody knows what is others'
 }
 
 
@@ -132,6 +135,49 @@ def test_memory_beyond_the_card():
     """More allocated than the card has is said to be in main memory."""
     assert parse(TEXTS["M14"]).oversubscribed == pytest.approx(14.44 * GiB, abs=2)
     assert parse(TEXTS["M16"]).oversubscribed is None
+
+
+SAID = {
+    TEXTS["M32"]: (
+        "24.46 GiB of this process lie outside PyTorch's allocator (context, libraries such as NCCL or cuDNN, other "
+        "frameworks); 16.57 MiB were missing for 129.21 MiB"
+    ),
+    TEXTS["M35"]: (
+        "A cap is in force: this process may reserve 244.32 MiB, so that 256.00 MiB more were refused while 10.92 GiB "
+        "of the card were free"
+    ),
+    REJECTED: "A cap is in force: this process may reserve 2.00 GiB, so that 3.00 GiB more were refused",
+    "CUDA out of memory. Tried to allocate more than 1EB memory.": (
+        "One request of more than 1 EiB: no setting helps, the tensor itself is the mistake"
+    ),
+    "CUDA out of memory. Tried to allocate 2.00 GiB.": (
+        "The allocator had no room for 2.00 GiB, and the text does not say what was there"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_what_a_text_leaves_out_is_not_said(text):
+    """A number that is not told is neither shown nor reasoned with."""
+    found = parse(text)
+    explained = gm.explain_oom(text)
+    assert explained.sentence == SAID[text]
+    assert (
+        dict(explained.evidence)
+        .keys()
+        .isdisjoint(
+            name
+            for name, told in (("allocated by tensors", found.allocated), ("reserved, unallocated", found.unallocated))
+            if told is None
+        )
+    )
+    assert all("free host memory" not in action.text for action in explained.actions)
+
+
+def test_the_cap_to_ask_for_when_nobody_knows_what_is_reserved():
+    """It is at most what the cap allows."""
+    (action,) = gm.explain_oom(TEXTS["M35"]).actions
+    assert "set_per_process_memory_fraction(0.05) or more" in action.text
 
 
 def test_processes():
