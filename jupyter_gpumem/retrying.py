@@ -41,8 +41,10 @@ def retry_on_oom(
 
     Raises:
         TypeError: the function is a generator function, whose body runs between the lines of its caller.
-        InvalidValueError: `max_retries` is negative.
+        InvalidValueError: `max_retries` is no whole number of 0 or more, or what is to be called cannot be.
     """
+    if function is not None and not callable(function):
+        raise InvalidValueError(f"expected a function, got {function!r}; write gm.retry_on_oom(max_retries=3)")
     retry = Retry(max_retries, on_retry)
     return retry if function is None else retry(function)
 
@@ -56,8 +58,11 @@ class Retry:
     """
 
     def __init__(self, max_retries: int, on_retry: Callable[[FailedAttempt], object] | None) -> None:
-        if max_retries < 0:
-            raise InvalidValueError(f"max_retries must be 0 or more, got {max_retries}")
+        # Refused now: on the day when memory runs out, an error of ours would take the place of the retry.
+        if not isinstance(max_retries, int) or max_retries < 0:
+            raise InvalidValueError(f"max_retries must be a whole number of 0 or more, got {max_retries!r}")
+        if on_retry is not None and not callable(on_retry):
+            raise InvalidValueError(f"on_retry must be a function of one argument, got {on_retry!r}")
         self._max_retries, self._on_retry = max_retries, on_retry
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -236,6 +236,8 @@ def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) 
     held = [entry for entry in found.storages() if any(root in entry[2] for root in wanted)]
     if not held:
         known = "" if wanted or name in notebook.names else "; there is no such variable"
+        if known and not name.isidentifier():
+            known = "; write a name alone: what is nested in it counts with it"
         if any(name in ledger.reservations.values() for _, _, ledger in found.ledgers.values()):
             release = f"%gpumem_reserve --release {shlex.quote(name)}"
             raise InvalidValueError(f"{name!r} is memory put aside; {release} gives it to the cache")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.devices import lost_context
-from jupyter_gpumem.errors import GpumemError, UnavailableError
+from jupyter_gpumem.errors import GpumemError, InvalidValueError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
 from jupyter_gpumem.holding import Survey, leaving_nothing, survey
 from jupyter_gpumem.incidents import note_oom
@@ -62,6 +62,7 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
 
     Raises:
         UnavailableError: no error is given, and there was none.
+        InvalidValueError: it is neither an error nor a text.
     """
     if isinstance(error, str):
         text = parse(error)
@@ -70,6 +71,8 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
             raise UnavailableError("there was no error in this session; hand one over: gm.explain_oom(error)")
+    if not isinstance(error, BaseException):
+        raise InvalidValueError(f"expected an error or its text, got {error!r}; write gm.explain_oom(error)")
     found = find_oom(error)
     if found is None:
         return None

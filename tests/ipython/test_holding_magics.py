@@ -219,6 +219,7 @@ def test_who_with_a_name(gpu):
     [
         ("%gpumem_who nothing", "'nothing' holds no device memory; there is no such variable; %gpumem_who without"),
         ("%gpumem_who take", "'take' holds no device memory; %gpumem_who without a name lists what does"),
+        ("%gpumem_who pins[0]", "'pins[0]' holds no device memory; write a name alone: what is nested in it counts"),
         ("%gpumem_who take -d 0", "a name is looked for on all devices; leave out -d"),
         ("%gpumem_who --budget 0", "not a number of at least 1: '0'"),
         ("%gpumem_oom", "there was no out-of-memory error in this session"),

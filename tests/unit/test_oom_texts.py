@@ -9,6 +9,7 @@ import pytest
 
 import jupyter_gpumem as gm
 from jupyter_gpumem.devices import loss_in
+from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.oom import find_oom, parse
 from jupyter_gpumem.oom.numbers import numbers
 from jupyter_gpumem.oom.verdicts import verdict
@@ -172,6 +173,13 @@ def test_what_a_text_leaves_out_is_not_said(text):
         )
     )
     assert all("free host memory" not in action.text for action in explained.actions)
+
+
+@pytest.mark.parametrize("wrong", [5, b"CUDA out of memory", ValueError])
+def test_what_is_neither_error_nor_text(wrong):
+    """It is refused with what to write."""
+    with pytest.raises(InvalidValueError, match="expected an error or its text, got "):
+        gm.explain_oom(wrong)
 
 
 def test_the_cap_to_ask_for_when_nobody_knows_what_is_reserved():

@@ -179,6 +179,22 @@ def test_coroutine_functions(fake):
     assert calls == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"function": 3}, r"expected a function, got 3; write gm.retry_on_oom\(max_retries=3\)"),
+        ({"max_retries": "3"}, "max_retries must be a whole number of 0 or more, got '3'"),
+        ({"max_retries": 1.5}, "max_retries must be a whole number of 0 or more, got 1.5"),
+        ({"max_retries": None}, "max_retries must be a whole number of 0 or more, got None"),
+        ({"on_retry": 3}, "on_retry must be a function of one argument, got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_fails(wrong, message):
+    """Not first when memory runs out."""
+    with pytest.raises(InvalidValueError, match=message):
+        retry_on_oom(**wrong)
+
+
 def test_what_cannot_be_retried_is_refused():
     """Generator functions, and numbers below 0."""
 
