@@ -89,13 +89,19 @@ def _found(notebook: Notebook) -> tuple[list[str], list[BaseException]]:
     """Return the outputs that hold device memory, and the exceptions that the user's own variables hold."""
     found = survey(notebook)
     walk, roots = found.ranking.walk, found.ranking.roots
-    names = [
-        root.name
-        for index, root in enumerate(roots)
-        if root.kind == "output" and any(index in found.ranking.holders(number) for number in root.items)
-    ]
+    names = _outputs(found)
     users = walk.reachable(number for root in roots if root.kind == "variable" for number in root.items)
     return names, [error for error in notebook.exceptions() if walk.number(error) in users]
+
+
+def _outputs(found: Survey) -> list[str]:
+    """Return the names of the outputs that hold device memory."""
+    ranking = found.ranking
+    return [
+        root.name
+        for index, root in enumerate(ranking.roots)
+        if root.kind == "output" and any(index in ranking.holders(number) for number in root.items)
+    ]
 
 
 def _error_text(notebook: Notebook) -> str | None:
@@ -128,7 +134,7 @@ def _rehearsal(notebook: Notebook, wanted: tuple[bool, bool, bool, bool]) -> Rel
     """Return what would come back. Each step's bytes are those that nothing but it and the steps before it hold."""
     errors, outputs, cycles, cache = wanted
     found = survey(notebook)
-    names = [root.name for root in found.ranking.roots if root.kind == "output" and root.items]
+    names = _outputs(found)
     # Garbage is swept before anything else, here as there: it often holds the frames of an error that was shown.
     taken = {"cycle"} if cycles else set()
     garbage = before = found.held_only_by(taken)

@@ -126,7 +126,7 @@ def released_sheets(record: Released) -> list[Sheet]:
     )
     notes = []
     if not rows:
-        notes.append("Nothing of the notebook's own holds anything.")
+        notes.append("There is nothing to let go of in what was asked for.")
     if not record.rehearsal and any(step.step == "last error" for step in record.steps):
         notes.append("The last error's frames are gone: %debug and %tb have nothing to show until the next error.")
     notes.append(f"Now {format_bytes(record.allocated)} allocated, {format_bytes(record.reserved)} reserved.")

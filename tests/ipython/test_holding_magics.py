@@ -292,3 +292,13 @@ def test_a_search_that_fails_holds_nothing(gpu, line, monkeypatch):
 def interrupted(ranking, walk, roots):
     """Stop a search between its walk and its ranking, as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def test_a_rehearsal_names_the_outputs_that_would_go(gpu):
+    """What was displayed and holds nothing stays: it is not said to go."""
+    gpu("'a', 'tuple'")
+    gpu("take(32)")
+    rehearsed, done = (gpu.shell.run_line_magic("gpumem_free", f"-o --outputs {how}") for how in ("--dry-run", ""))
+    assert rehearsed.steps == done.steps
+    assert done.steps[0].what == f"Out[{gpu.shell.execution_count - 1}]"
+    assert "nothing to let go of in what was asked for" in gpu("%gpumem_free --outputs").texts[0]
