@@ -191,9 +191,13 @@ def _may_own(item: Any) -> bool:
 
 
 def _barred(notebook: Notebook) -> list[object]:
-    """Return what is not entered: namespaces, which functions of theirs lead to, the shell, and our own."""
+    """Return what is not entered: namespaces, which functions of theirs lead to, the shell, and our own.
+
+    A kernel's streams lead to its event loop, and so to all that runs: a thread, or the handler of a logger, keeps one.
+    """
     barred: list[object] = [notebook, notebook.names, notebook.hidden]
     barred += filter(None, map(attributes_of, list(sys.modules.values())))
+    barred += [sys.stdout, sys.stderr]
     shell = notebook.shell
     if shell is not None:
         barred += [shell, shell.displayhook, shell.history_manager, notebook.names.get("_oh")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 
 import pytest
@@ -302,3 +303,20 @@ def test_a_rehearsal_names_the_outputs_that_would_go(gpu):
     assert rehearsed.steps == done.steps
     assert done.steps[0].what == f"Out[{gpu.shell.execution_count - 1}]"
     assert "nothing to let go of in what was asked for" in gpu("%gpumem_free --outputs").texts[0]
+
+
+def test_what_a_stream_leads_to_is_not_its_users(gpu, monkeypatch):
+    """A kernel's stderr leads to all that runs, and a thread or a logger of the user's to it: they hold nothing."""
+    monkeypatch.setattr(sys, "stderr", Stream([torch.empty(32 << 20, dtype=torch.uint8, device="cuda")]))
+    gpu.shell.user_ns["thread"] = Stream(sys.stderr)
+    books = gpu.shell.run_line_magic("gpumem_who", "-o").devices[0]
+    assert [holder.kind for holder in books.holders] == ["other"]
+    assert books.named == 32 * MiB
+
+
+class Stream(io.StringIO):
+    """A stream that leads somewhere."""
+
+    def __init__(self, session):
+        super().__init__()
+        self.session = session
