@@ -119,6 +119,7 @@ class Sampler:
 
     Attributes:
         devices: the devices seen so far; a row's `slot` is an index into it.
+        present: the slots of those that the latest reading found; a virtual one may have been switched off.
         ring: the newest rows.
         cell: the number of the cell that runs, 0 between cells.
         since: when the peaks began, in seconds since 1970.
@@ -128,6 +129,7 @@ class Sampler:
         self, *, clock: Clock | None = None, wall: Callable[[], float] = time.time, capacity: int = HOUR
     ) -> None:
         self.devices: list[Device] = []
+        self.present: tuple[int, ...] = ()
         self.ring = Ring(capacity)
         self.cell = 0
         self._clock = clock or Clock()
@@ -175,12 +177,13 @@ class Sampler:
             sample = Sample(now, slot, self.cell, *[math.nan if value is None else value for value in values])
             self.ring.append(sample)
             samples.append(sample)
+        self.present = tuple([int(sample.slot) for sample in samples])
         return samples
 
     def latest(self) -> list[Sample]:
-        """Return the newest row of every device."""
+        """Return the newest row of every device that is present."""
         rows = map(Sample._make, ROW.iter_unpack(self.ring.newest(len(self.devices))))
-        return list({row.slot: row for row in rows}.values())
+        return list({row.slot: row for row in rows if row.slot in self.present}.values())
 
     def want_map(self) -> None:
         """Let the next map come at once, because something has changed; one that takes long still has to wait."""
@@ -189,7 +192,7 @@ class Sampler:
     def read_map(self, slot: int) -> BlockMap | None:
         """Return the map of a device if one is due and there is one. About 2 us for each block."""
         began = self._clock.now()
-        if began < self._next_map or not 0 <= slot < len(self._slots):
+        if began < self._next_map or slot not in self.present:
             return None
         backend, index = list(self._slots)[slot]
         segments = backend.segments(index)

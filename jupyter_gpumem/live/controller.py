@@ -51,7 +51,7 @@ class Panel:
         self._outbox: deque[Message] = deque()
         self._sending = threading.Lock()
         self._unsent = 0
-        self._described: int | None = None
+        self._described: tuple[int, ...] | None = None
         self._recording: dict[str, Any] = {}
         self._error: Exception | None = None
         self._raised = False
@@ -149,8 +149,8 @@ class Panel:
             self._heart.stop()
             self._failed(UnavailableError(lost))
         self._actions.run()
-        if recording() != self._recording:  # a magic has started or stopped one
-            self._post(self._state())
+        if recording() != self._recording or not self._sampler.present:
+            self._post(self._state())  # a magic has started or stopped one, or why there is no device may have changed
         self._sampler.want_map()
         if placement.in_colab():
             self._flush(self._sampler.read(), self._sampler.now())
@@ -198,16 +198,18 @@ class Panel:
     def _flush(self, samples: list[Sample], now: float) -> None:
         looked_at = self._attention.slots(now)
         with self._sending:
-            if len(self._sampler.devices) != self._described:
-                self._channel.send(self._state())
             while self._outbox:
                 self._channel.send(self._outbox.popleft())
+            if self._sampler.present != self._described:  # also if a state that waited in the outbox was older
+                self._channel.send(self._state())
             self._unsent += len(samples)
             if samples and (looked_at or self._spans.running):
                 # Whoever looks again gets what was missed meanwhile.
                 for message in _samples(self._sampler.ring.newest(self._unsent)):
                     self._channel.send(message)
                 self._unsent = 0
+            elif looked_at and self._error is None:
+                self._channel.send(Message(SAMPLES, []))  # a sign of life
             for slot in looked_at:
                 found = self._sampler.read_map(slot)
                 if found is not None:
@@ -231,18 +233,18 @@ class Panel:
     # Messages
 
     def _state(self, **more: Any) -> Message:
-        self._described = len(self._sampler.devices)
+        self._described = present = self._sampler.present
         self._recording = recording()
         return Message(
             {
                 "kind": "state",
                 "columns": Sample._fields,
                 "devices": [
-                    {"label": device.label, "name": device.name, "total": device.total}
-                    for device in self._sampler.devices
+                    {"label": device.label, "name": device.name, "total": device.total, "gone": slot not in present}
+                    for slot, device in enumerate(self._sampler.devices)
                 ],
                 "since": self._sampler.since,
-                "absent": None if self._sampler.devices else devices.explain_absence(),
+                "absent": None if present else devices.explain_absence(),
                 "error": None if self._error is None else _sentence(self._error),
                 "recording": self._recording,
                 "can_dock": self._may_dock,

@@ -4,6 +4,7 @@ To the browser, by `kind`:
 
 - `state`: what the panel is about: devices, the columns of a row, whether it runs, what a button did.
 - `samples`: rows of float64 in the order of `state.columns`; `history` says that they are older ones, sent again.
+  Without rows, while there is no device to read, it is a sign of life.
 - `cells`: cells that began or ended.
 - `map`: the segments and blocks of one device, in three buffers.
 

@@ -229,6 +229,43 @@ def test_dark_theme_and_narrow_places(dark_lab):
     assert len(rights) == 1
 
 
+def test_a_panel_without_a_device_waits_and_one_whose_device_is_gone_says_so(lab):
+    """Before the first use of a GPU the kernel is not silent; a virtual GPU that was switched off has no numbers."""
+    lab.open(
+        "devices.remove_backend(gpu)\n%gpumem_virtual on --gpu 24GiB\nimport torch",
+        "%gpumem_panel",
+        "kept = torch.empty(2**28, device='cuda')",
+        "%gpumem_virtual off",
+        "%gpumem_virtual on --gpu T4\nkept = torch.empty(2**20, device='cuda')",
+    )
+    for number in range(3):
+        lab.run(number)
+    lab.wait_for_prompt(2)
+    panel = lab.page.locator(".jupyterlab-sidecar .gm-body:not([hidden])")
+    notice, chart = panel.locator(".gm-notice"), panel.locator(".gm-chart")
+    notice.wait_for()
+    received = lab.value("store.messages")
+    lab.wait_for_value(f"store.messages > {received} + 16")  # longer than a silence that is remarked upon
+    assert notice.inner_text() == "No GPU is used yet; the panel begins with its first use."
+    assert chart.is_hidden()
+    lab.run(3)
+    lab.wait_for_value("store.newest('allocated') === 2**30")
+    lab.wait_for_value("view.readings.chart.plot.width === view.readings.host.clientWidth")
+    assert chart.is_visible()
+    notice.wait_for(state="hidden")
+    lab.run(4)
+    lab.wait_for_value("store.device.gone")
+    assert notice.inner_text() == "cuda:0 is not there any more: the chart ends with what it held last."
+    assert panel.locator(".gm-status").inner_text() == "gone"
+    assert set(panel.locator(".gm-legend .gm-value").all_inner_texts()) == {"\N{EN DASH}"}
+    assert panel.locator(".gm-map").is_hidden()
+    lab.run(5)
+    lab.wait_for_value("store.device.name === 'virtual T4' && store.newest('allocated') === 4 * 2**20")
+    lab.wait_for_value("store.map !== null")
+    assert panel.locator(".gm-device option").all_inner_texts()[0].endswith(" · gone")
+    notice.wait_for(state="hidden")
+
+
 def test_keyboard_reaches_everything(lab):
     """Tab goes through every control; the arrow keys read the chart and the map."""
     lab.open("%gpumem_panel --inline", "kept = gpu.fragment(2)\ntime.sleep(1)").run_all()

@@ -32,6 +32,41 @@ test("a cell runs until its end is known, also when it is told twice", () => {
 const oom = { device: "cuda:0", verdict: "too much", sentence: "Too much for the card" };
 const DEVICES = [{ label: "cuda:0" }, { label: "cuda:1" }];
 
+const GONE = [{ label: "cuda:0", gone: true }, { label: "cuda:1", gone: true }];
+
+test("a device that is gone has no numbers, only a past", () => {
+  const store = new Store(0.25);
+  store.receive({ ...STATE, devices: DEVICES }, []);
+  store.receive({ kind: "samples" }, [packed(row(4, { allocated: 5 }))]);
+  assert.equal(store.newest("allocated"), 5);
+  store.receive({ ...STATE, devices: GONE }, []);
+  store.receive({ kind: "samples" }, []);
+  assert.equal(store.newest("allocated"), null);
+  assert.equal(store.map, null);
+  assert.equal(store.shown.length, 1);
+  store.pause();
+  assert.equal(store.newest("allocated"), 5);
+});
+
+test("a device of the same label takes the place of one that is gone, once and not in a picture that stands still", () => {
+  const store = new Store(0.25);
+  store.receive({ ...STATE, devices: DEVICES }, []);
+  store.set({ slot: 1 });
+  store.receive({ ...STATE, devices: GONE }, []);
+  assert.equal(store.settings.slot, 1);
+  store.pause();
+  const others = [...GONE, { label: "cuda:0" }, { label: "cuda:1" }];
+  store.receive({ ...STATE, devices: others }, []);
+  assert.equal(store.settings.slot, 1);
+  store.pause();
+  assert.equal(store.settings.slot, 3);
+  store.set({ slot: 0 });
+  store.receive({ ...STATE, devices: others }, []);
+  assert.equal(store.settings.slot, 0);
+  store.receive({ ...STATE, devices: [...GONE, { label: "cuda:0", gone: true }, { label: "cuda:1" }] }, []);
+  assert.equal(store.settings.slot, 3);
+});
+
 test("why a cell ran out of memory comes after its end", () => {
   const store = new Store(0.25);
   store.receive({ ...STATE, devices: DEVICES }, []);

@@ -180,6 +180,66 @@ def test_nothing_is_sent_to_nobody(driven):
     assert driven.pipe.sent[0].size == 21 * ROW.size  # who looks again gets what was missed
 
 
+def test_without_a_device_there_are_signs_of_life(monkeypatch):
+    """A view that waits for the first use of a GPU hears from the kernel, and learns why there is none after a cell."""
+    one = Driven()
+    hello(one)
+    one.pipe.kinds()
+    for _ in range(3):
+        one.step()
+    assert [(message.content, message.buffers) for message in one.pipe.sent] == [({"kind": "samples"}, [])] * 3
+    one.pipe.kinds()
+    monkeypatch.setattr(devices, "explain_absence", lambda: "no support")
+    one.panel.began(1)
+    one.panel.ended()
+    one.step()
+    assert [message.content["absent"] for message in one.pipe.sent if message.content["kind"] == "state"] == [
+        "no support"
+    ]
+    one.close()
+
+
+def test_a_device_that_is_used_first_in_a_cell_is_described_last(gpu):
+    """What a cell's end says of the devices may be older than what the thread has read since: the newest stays."""
+    devices.remove_backend(gpu)
+    one = Driven()
+    hello(one)
+    one.pipe.kinds()
+    one.panel.began(1)
+    devices.add_backend(gpu)
+    one.panel.ended()
+    one.step()
+    states = [message.content for message in one.pipe.sent if message.content["kind"] == "state"]
+    assert [len(state["devices"]) for state in states] == [0, 1]
+    one.close()
+
+
+def test_a_device_that_is_gone_is_said_to_be(driven, gpu):
+    """A virtual GPU that was switched off has no numbers any more, neither as text nor in the browser."""
+    other = ModelBackend()
+    hello(driven)
+    gpu.allocate(MiB)
+    driven.step()
+    devices.add_backend(other)
+    devices.remove_backend(gpu)
+    try:
+        other.allocate(2 * MiB)
+        driven.step()
+        (state,) = [message.content for message in driven.pipe.sent if message.content["kind"] == "state"][-1:]
+        assert [device["gone"] for device in state["devices"]] == [True, False]
+        assert str(driven.panel) == "GPU memory panel: fake:0 2.00 MiB allocated, 20.00 MiB reserved"
+        driven.pipe.kinds()
+        for _ in range(9):
+            driven.step()
+        assert "map" not in driven.pipe.kinds()
+        devices.remove_backend(other)
+        driven.step()
+        assert driven.pipe.sent[0].content["devices"][1]["gone"]
+        assert str(driven.panel) == "GPU memory panel: no GPU is used yet in this process"
+    finally:
+        devices.add_backend(gpu)
+
+
 def test_a_cell_is_shown_also_to_views_that_cannot_be_heard(driven):
     """While a cell runs samples are sent whoever looks: a page loaded meanwhile cannot say hello before its end."""
     driven.panel.received({"kind": "look", "view": "opening", "slot": None})

@@ -25,9 +25,7 @@ export class Head {
     this.docked = false;
     this.device = h("select", { class: "gm-device", "aria-label": "Device" });
     this.device.addEventListener("change", () => {
-      const slot = Number(this.device.value);
-      store.set({ slot, zoom: null });
-      send({ kind: "look", slot, fresh: true });
+      store.set({ slot: Number(this.device.value), zoom: null });
     });
     this.status = h("span", { class: "gm-status" });
     this.pause = h("button", { type: "button", class: "gm-icon", onclick: () => store.pause() });
@@ -40,7 +38,7 @@ export class Head {
 
   words() {
     const { state, settings } = this.store;
-    const names = (state?.devices ?? []).map(({ label, name }) => (name ? `${label} · ${name}` : label));
+    const names = (state?.devices ?? []).map(({ label, name, gone }) => [label, name, gone && "gone"].filter(Boolean).join(" · "));
     if (this.device.dataset.names !== names.join("\n")) {
       this.device.dataset.names = names.join("\n");
       this.device.replaceChildren(...names.map((name, slot) => h("option", { value: slot }, name)));
@@ -67,27 +65,28 @@ export class Head {
 
   /** @returns {[string, string]} */
   tone() {
-    const { state, settings, running, silence } = this.store;
+    const { state, settings, running, silence, device } = this.store;
     if (state?.error) return ["error", "stopped"];
     if (settings.paused !== null) return ["paused", "paused"];
     if (!state) return ["silent", "waiting"];
     if (silence > SILENT) return ["silent", `silent for ${Math.round(silence)} s`];
+    if (device?.gone) return ["paused", "gone"];
     return running ? ["running", `cell [${running.number}] runs`] : ["idle", "live"];
   }
 
   /** What is wrong, in a sentence; empty if nothing is. */
   wrong() {
-    const { state, running, silence, messages } = this.store;
+    const { state, silence, messages, device } = this.store;
     if (!state) {
       const late = messages === 0 && performance.now() > this.born + 1000 * SILENT;
       return late ? "Waiting for the kernel, which answers between cells. If it was restarted, run %gpumem_panel again." : "";
     }
     if (state.error) return `Stopped: ${state.error}`;
     if (silence > SILENT) {
-      return running
-        ? "Nothing from the kernel: one long call holds the interpreter, or the kernel was restarted."
-        : "Nothing from the kernel. If it was restarted, run %gpumem_panel again.";
+      // That a cell runs may itself be what has not arrived: its first call holds the interpreter.
+      return "Nothing from the kernel: one long call holds the interpreter, or it was restarted; then run %gpumem_panel again.";
     }
+    if (device?.gone) return `${device.label} is not there any more: the chart ends with what it held last.`;
     if (state.devices.length) return "";
     return state.absent ? `Nothing to show: ${state.absent}.` : "No GPU is used yet; the panel begins with its first use.";
   }

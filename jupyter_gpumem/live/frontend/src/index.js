@@ -57,7 +57,7 @@ export default () => {
     const seen = one.visible && one.connected && !one.view.body.hidden && document.visibilityState === "visible";
     const slot = seen && !store.ended ? store.settings.slot : null;
     if (slot === one.told && !(again && slot !== null)) return;
-    const fresh = slot !== null && one.told === null;
+    const fresh = slot !== null && slot !== one.told;
     one.told = slot;
     send({ kind: "look", view: one.id, slot, fresh });
   }
@@ -66,6 +66,7 @@ export default () => {
     /** @param {{ model: Model }} context */
     initialize({ model }) {
       store = new Store(model.get("interval"));
+      store.listeners.add((what) => what === "settings" && shown.forEach((one) => look(one)));
       send = (message) => {
         try {
           model.send(message);

@@ -120,6 +120,7 @@ export class Readings {
   }
 
   lines() {
+    for (const part of [this.legend, this.above, this.host, this.below]) part.hidden = !this.store.shown.length;
     this.chart.update();
     this.readout();
   }
@@ -147,7 +148,9 @@ export class Readings {
   now() {
     const { device, shown, settings } = this.store;
     const card = device?.total ? ` · card of ${bytes(device.total)}` : "";
-    return shown.length ? `${settings.paused === null ? "now" : `at ${clock(settings.paused)}`}${card}` : "";
+    if (!shown.length) return "";
+    if (settings.paused !== null) return `at ${clock(settings.paused)}${card}`;
+    return device?.gone ? `until ${clock(this.store.latest)}${card}` : `now${card}`;
   }
 
   /** @param {number} time */

@@ -74,7 +74,7 @@ export class Segments {
     const { settings, device } = this.store;
     this.scale.setAttribute("aria-pressed", String(settings.toScale));
     this.order.value = settings.order;
-    this.element.hidden = !device;
+    this.element.hidden = !device || device.gone;
   }
 
   recolour() {

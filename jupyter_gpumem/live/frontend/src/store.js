@@ -46,6 +46,7 @@ export class Store {
     this.ended = false;
     this.arrived = 0;
     this.messages = 0;
+    this.there = "";
     /** @type {Settings} */
     this.settings = {
       window: WINDOWS[1],
@@ -71,7 +72,7 @@ export class Store {
     this.arrived = performance.now() / 1000;
     this.messages++;
     if (content.kind === "samples") {
-      const rows = rowsOf(decodeRows(buffers[0]));
+      const rows = buffers.length ? rowsOf(decodeRows(buffers[0])) : [];
       if (content.history) this.mergeHistory(rows);
       else for (const row of rows) this.history(slotOf(row)).append(row);
     } else if (content.kind === "cells") {
@@ -81,12 +82,24 @@ export class Store {
     } else if (content.kind === "state") {
       if (content.columns.join() !== COLUMNS.join()) throw new Error("the panel and the kernel are of different versions");
       this.state = content;
+      this.follow();
       if (content.answer) {
         this.answer = content.answer;
         for (const [name, id] of this.pending) if (id === content.answer.id) this.pending.delete(name);
       }
     }
     this.changed(content.kind);
+  }
+
+  /** When other devices are there than before, leave one that is gone for the latest of its label, or else the first. */
+  follow() {
+    const devices = this.state?.devices ?? [];
+    const there = devices.flatMap(({ gone }, slot) => (gone ? [] : [slot]));
+    if (this.settings.paused !== null || there.join() === this.there) return;
+    this.there = there.join();
+    if (!this.device?.gone || !there.length) return;
+    const { label } = this.device;
+    this.set({ slot: there.filter((slot) => devices[slot].label === label).pop() ?? there[0], zoom: null });
   }
 
   /** @param {string} what */
@@ -116,6 +129,7 @@ export class Store {
   /** Let the picture stand still, or follow again. */
   pause() {
     this.set({ paused: this.settings.paused === null ? this.latest : null, zoom: null });
+    this.follow();
   }
 
   /** @param {number} slot */
@@ -158,9 +172,9 @@ export class Store {
     return this.history(this.settings.slot);
   }
 
-  /** The newest map of the device that is shown. */
+  /** The newest map of the device that is shown; none of one that is gone. */
   get map() {
-    return this.maps.get(this.settings.slot) ?? null;
+    return this.device?.gone ? null : this.maps.get(this.settings.slot) ?? null;
   }
 
   /**
@@ -216,14 +230,15 @@ export class Store {
   }
 
   /**
-   * The newest value of a series of the device that is shown; of a paused picture, its last.
+   * The newest value of a series of the device that is shown; of a paused picture, its last. A device that is gone has
+   * none.
    * @param {string} name
    * @returns {number | null}
    */
   newest(name) {
     const { shown, settings } = this;
     const last = (settings.paused === null ? shown.length : shown.from(settings.paused + 1e-3)) - 1;
-    if (last < 0) return null;
+    if (last < 0 || (settings.paused === null && this.device?.gone)) return null;
     if (name !== "ratio") return shown.at(last, name);
     const reserved = shown.at(last, "reserved");
     return reserved ? 1 - shown.at(last, "allocated") / reserved : null;

@@ -4,6 +4,8 @@ export interface DeviceInfo {
   label: string;
   name: string | null;
   total: number | null;
+  /** Whether it is not there any more: a virtual one that was switched off. */
+  gone: boolean;
 }
 
 export interface Answer {
