@@ -229,6 +229,23 @@ def test_dark_theme_and_narrow_places(dark_lab):
     assert len(rights) == 1
 
 
+def test_changing_the_theme_leaves_the_chart_as_wide_as_it_was(anywhere):
+    """The page is hidden while another theme loads; afterwards everything has its size, in the new colours."""
+    anywhere.open("%gpumem_panel --inline", "kept = gpu.fragment(2)").run_all()
+    anywhere.wait_for_panel()
+    anywhere.wait_for_value("store.map?.segments.length > 1")
+    anywhere.page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
+    )
+    anywhere.wait_for_value("getComputedStyle(view.root).color === 'rgb(230, 233, 236)'")
+    anywhere.wait_for_value("view.readings.host.clientWidth > 0")
+    anywhere.wait_for_value("view.readings.chart.plot.width === view.readings.host.clientWidth")
+    anywhere.page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
+    )
+    anywhere.wait_for_value("getComputedStyle(view.root).color === 'rgb(31, 35, 40)'")
+
+
 def test_a_panel_without_a_device_waits_and_one_whose_device_is_gone_says_so(lab):
     """Before the first use of a GPU the kernel is not silent; a virtual GPU that was switched off has no numbers."""
     lab.open(

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { COLUMNS, History, rowsOf } from "../../jupyter_gpumem/live/frontend/src/history.js";
+import { COLUMNS, History, rowsOf, onLogScale } from "../../jupyter_gpumem/live/frontend/src/history.js";
 import { row } from "./helpers.js";
 
 function filled(count, capacity = 100, step = 0.25) {
@@ -79,4 +79,10 @@ test("errors and flushes are marks; the flush of an error belongs to it", () => 
 
 test("a message of rows is cut into rows", () => {
   assert.deepEqual(rowsOf(new Float64Array(30)).map((one) => one.length), [10, 10, 10]);
+});
+
+test("a logarithmic scale leaves small sizes out of the picture, not out of the series", () => {
+  const series = [[1, 2], [0, 1024], [null, 511], [512, 0], [0, 0], [0, 0.5], [null, 1]];
+  assert.deepEqual(onLogScale(series), [[1, 2], [null, 1024], [null, null], [512, null], [null, null], [0, 0.5], [null, 1]]);
+  assert.equal(series[1][0], 0);
 });

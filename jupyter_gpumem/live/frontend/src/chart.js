@@ -3,7 +3,8 @@
 
 import uPlot from "uplot";
 
-import { apart, sizeTicks, tick } from "./format.js";
+import { apart, sizeTicks, tick, timeTick } from "./format.js";
+import { LEAST, onLogScale } from "./history.js";
 import { coloursOf } from "./theme.js";
 
 /** @typedef {import("./store.js").Store} Store */
@@ -22,8 +23,6 @@ export const SERIES = [
 ];
 
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', sans-serif";
-const SECOND = 1;
-const MINUTE = 60;
 
 export class Chart {
   /**
@@ -39,6 +38,7 @@ export class Chart {
     this.data = [[], [], [], [], [], [], []];
     this.drawMs = 0;
     this.colours = coloursOf(host);
+    /** @type {uPlot} */
     this.plot = this.make();
   }
 
@@ -68,7 +68,7 @@ export class Chart {
           share: { range: [0, 1] },
         },
         axes: [
-          { ...axis, size: 26, space: 64, grid: { show: false }, values: (_u, marks, _i, _s, step) => marks.map((t) => timeLabel(t, step)) },
+          { ...axis, size: 26, space: 64, grid: { show: false }, values: (_u, marks, _i, _s, step) => marks.map((t) => timeTick(t, step)) },
           {
             ...axis,
             scale: "bytes",
@@ -115,8 +115,11 @@ export class Chart {
     );
   }
 
+  /** The room there is; while the page is not laid out, as during a change of theme, what there was. */
   size() {
-    return { width: Math.max(200, this.host.clientWidth), height: Math.max(150, this.host.clientHeight) };
+    const { clientWidth, clientHeight } = this.host;
+    if (this.plot && !(clientWidth && clientHeight)) return { width: this.plot.width, height: this.plot.height };
+    return { width: Math.max(200, clientWidth), height: Math.max(150, clientHeight) };
   }
 
   resize() {
@@ -127,12 +130,12 @@ export class Chart {
   /** @param {number} high @returns {[number, number]} */
   byteRange(high) {
     const most = Number.isFinite(high) && high > 0 ? high : 2 ** 20;
-    return this.store.settings.log ? [512, most * 1.6] : [0, most * 1.08];
+    return this.store.settings.log ? [LEAST, most * 1.6] : [0, most * 1.08];
   }
 
   /** @param {number} low @param {number} high @param {number} height */
   byteTicks(low, high, height) {
-    if (!this.store.settings.log) return sizeTicks(low, high, height / 34);
+    if (!this.store.settings.log) return sizeTicks(low, high, height / 34, this.store.settings.unit);
     const marks = [];
     for (let mark = 2 ** 10; mark <= high; mark *= 2 ** 5) marks.push(mark);
     return marks;
@@ -143,10 +146,7 @@ export class Chart {
     const began = performance.now();
     const [start, end] = this.store.range;
     this.data = this.store.shown.series(start, end, this.store.gap);
-    if (this.store.settings.log) {
-      for (const column of this.data.slice(1, 5)) column.forEach((value, i) => (column[i] = value === null || value < 512 ? null : value));
-    }
-    this.plot.setData(/** @type {any} */ (this.data));
+    this.plot.setData(/** @type {any} */ (this.store.settings.log ? onLogScale(this.data) : this.data));
     this.drawMs = performance.now() - began;
   }
 
@@ -252,15 +252,4 @@ export class Chart {
   destroy() {
     this.plot.destroy();
   }
-}
-
-/**
- * @param {number} time seconds since 1970
- * @param {number} step seconds between two marks
- */
-function timeLabel(time, step) {
-  const date = new Date(1000 * time);
-  const two = (/** @type {number} */ n) => String(n).padStart(2, "0");
-  const hours = `${two(date.getHours())}:${two(date.getMinutes())}`;
-  return step < MINUTE && step >= SECOND ? `${hours}:${two(date.getSeconds())}` : step < SECOND ? `${two(date.getSeconds())}.${Math.round(date.getMilliseconds() / 100)}` : hours;
 }

@@ -75,26 +75,45 @@ export function duration(seconds) {
  * @param {number} low
  * @param {number} high
  * @param {number} most how many marks there is room for
+ * @param {string} [name] the unit of the marks, or `auto`
  * @returns {number[]}
  */
-export function sizeTicks(low, high, most) {
+export function sizeTicks(low, high, most, name = "auto") {
   const least = (high - low) / Math.max(1, most);
-  const unit = UNITS[unitOf(Math.max(least, 1))];
-  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1024];
-  const step = unit * (steps.find((n) => n * unit >= least) ?? 1024);
+  const unit = UNITS[name === "auto" ? unitOf(high) : name];
+  // Below one of the unit that the highest mark has, halves of it: 512 MiB are round beside 1 GiB, 500 MiB are not.
+  let step = unit;
+  while (step / 2 >= Math.max(least, 1)) step /= 2;
+  const decades = [1, 10, 100, 1000].flatMap((n) => [n, 2 * n, 5 * n]);
+  step = step >= least ? step : unit * (decades.find((n) => n * unit >= least) ?? 2 ** Math.ceil(Math.log2(least / unit)));
   const ticks = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
   return ticks;
 }
 
 /**
- * A mark of an axis: without needless decimals.
+ * A mark of an axis: without needless decimals, and in its own unit where two of them would not tell what it is.
  * @param {number} size
  * @param {string} [unit]
  */
 export function tick(size, unit = "auto") {
-  const name = unit === "auto" ? unitOf(size) : unit;
-  return size === 0 ? "0" : `${Number((size / UNITS[name]).toFixed(2))} ${name}`;
+  if (size === 0) return "0";
+  const own = unit === "auto" || (size < UNITS[unit] && Number((size / UNITS[unit]).toFixed(2)) * UNITS[unit] !== size);
+  const name = own ? unitOf(size) : unit;
+  return `${Number((size / UNITS[name]).toFixed(2))} ${name}`;
+}
+
+/**
+ * A mark of the axis of time: the time of day, as far as its marks differ in it.
+ * @param {number} time seconds since 1970
+ * @param {number} step seconds between two marks
+ */
+export function timeTick(time, step) {
+  if (step >= 60) return clock(time).slice(0, 5);
+  if (step >= 1) return clock(time);
+  const digits = [1, 2].find((n) => Math.abs(step * 10 ** n - Math.round(step * 10 ** n)) < 1e-6) ?? 3;
+  const second = (Math.round(1000 * time) % 60_000) / 1000;
+  return second.toFixed(digits).padStart(digits + 3, "0");
 }
 
 /**

@@ -135,6 +135,18 @@ export class History {
   }
 }
 
+/** Where a logarithmic scale of sizes begins. */
+export const LEAST = 512;
+
+/**
+ * The series as a logarithmic scale can draw them: without the sizes below its beginning. The series stay as they are:
+ * what is not drawn, such as 0 B, can still be read.
+ * @param {(number | null)[][]} series as of `History.series`
+ */
+export function onLogScale(series) {
+  return series.map((column, k) => (k >= 1 && k <= 4 ? column.map((size) => (size === null || size < LEAST ? null : size)) : column));
+}
+
 /**
  * The rows of a message, each for itself.
  * @param {Float64Array} values
