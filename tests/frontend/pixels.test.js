@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { EDGE, FRAME, Inks, Picture, columnsOf } from "../../jupyter_gpumem/live/frontend/src/pixels.js";
-import { ALLOCATED, AWAITING, FREE, WHOLE } from "../../jupyter_gpumem/live/frontend/src/wire.js";
+import { ALLOCATED, AWAITING, FREE, UNMAPPED, WHOLE } from "../../jupyter_gpumem/live/frontend/src/wire.js";
 import { rowOf } from "./helpers.js";
 
 const NEVER = Infinity;
@@ -39,6 +39,13 @@ test("an end that only rounding moves past a pixel leaves nothing over", () => {
     const columns = counted(rowOf(...states.map((state) => [512, state])), 49 * wide, 9);
     assert.deepEqual(columns, states.flatMap((state) => Array.from({ length: wide }, () => ({ [state]: 9 }))));
   }
+});
+
+test("a pixel that free segments share is not shown as free beside live blocks", () => {
+  const row = { ...rowOf([3, WHOLE], [3, WHOLE], [3, WHOLE], [1, WHOLE]), apart: true };
+  assert.deepEqual(counted(row, 4, 9), Array.from({ length: 4 }, () => ({ [WHOLE]: 9 })));
+  assert.deepEqual(Object.keys(counted(rowOf([1, ALLOCATED], [1, UNMAPPED]), 1, 8)[0]).map(Number), [ALLOCATED, UNMAPPED]);
+  assert.deepEqual(Object.keys(counted(rowOf([1, UNMAPPED], [1, FREE]), 1, 8)[0]).map(Number), [FREE]);
 });
 
 test("the lines of every state add up to its size", () => {

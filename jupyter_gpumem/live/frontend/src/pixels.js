@@ -36,14 +36,17 @@ export function columnsOf(row, width, tall, edged) {
   let allocated = 0;
   let awaiting = 0;
   let free = 0;
+  /** What is neither allocated nor awaiting free in the column: its one state, or free where there are several. */
+  let rest = -1;
   const flush = () => {
     if (column >= 0) {
       const sum = allocated + awaiting + free;
       const lines = part(tall, allocated / sum, Number(awaiting > 0) + Number(free > 0));
       live[column] = tall - lines;
       waiting[column] = live[column] - part(tall, awaiting / sum, lines + Number(free > 0));
+      if (rest >= 0) ground[column] = rest;
     }
-    column = -1;
+    column = rest = -1;
     allocated = awaiting = free = 0;
   };
   /** @param {number} x @param {number} share @param {number} state */
@@ -55,7 +58,10 @@ export function columnsOf(row, width, tall, edged) {
     }
     if (state === ALLOCATED) allocated += share;
     else if (state === AWAITING) awaiting += share;
-    else free += share;
+    else {
+      free += share;
+      rest = rest < 0 || rest === state ? state : FREE;
+    }
   };
   let start = 0;
   for (let i = 0; i < entries.length; i++) {
