@@ -117,7 +117,7 @@ def test_panel_shows_where_memory_is_stranded(anywhere):
         assert (pixel == [0x2B, 0x86, 0xC5]) == (share == 0.5)
     assert "8.00 MiB free, in a segment with live blocks" in seen[0.2]
     assert "4.00 MiB allocated" in seen[0.5]
-    assert "<module>" in seen[0.5]
+    assert "In[3], line 2" in seen[0.5]
     assert "20.00 MiB segment, large pool, default stream" in seen[0.5]
     anywhere.page.mouse.click(box["x"] + bar["left"] + bar["width"] / 2, box["y"] + row)
     anywhere.page.mouse.move(5, 5)
