@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .patches import Patches
 
 _raw_device = torch._C.TensorBase.device.__get__
+_on_cpu = torch._C.TensorBase.is_cpu.__get__
 _raw_data = torch._C.TensorBase.data
 _raw_storage_device = torch._C.StorageBase.device.__get__ if hasattr(torch._C.StorageBase, "device") else None
 _OTHER_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
@@ -45,6 +46,7 @@ class Translation:
         self.shown = tuple(torch.device("cuda", index) for index in range(len(memory.cards)))
         self.pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._factories: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._others: set[str | torch.device] = set()
         self._on = False
 
     def install(self) -> None:
@@ -76,9 +78,12 @@ class Translation:
             return device
         if isinstance(device, int):
             index: int | None = device
+        elif device in self._others:
+            return device
         else:
             parsed = device if isinstance(device, torch.device) else torch.device(device)
             if parsed.type != "cuda":
+                self._others.add(device)
                 return device
             index = parsed.index
         torch.cuda.init()
@@ -172,7 +177,7 @@ class Translation:
 
         @functools.wraps(plain_numpy)
         def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-            if _raw_device(self).type == BACKEND and not force:
+            if not force and not _on_cpu(self) and _raw_device(self).type == BACKEND:
                 raise TypeError(
                     f"can't convert {self.device} device type tensor to numpy. "
                     "Use Tensor.cpu() to copy the tensor to host memory first."
@@ -210,18 +215,24 @@ class Translation:
     def _make_attributes(self) -> None:
         shown, tensor = self.shown, torch.Tensor
 
+        # The commonest calls of all, for tensors of the host as well: what is asked of these first is what is cheapest.
+        host, names = torch.device("cpu"), dict(zip(self.inside, shown, strict=True))
+
         def device(self: torch.Tensor) -> torch.device:
+            if _on_cpu(self):
+                return host
             where = _raw_device(self)
-            return shown[where.index] if where.type == BACKEND else where
+            return names.get(where, where)
 
         def is_cuda(self: torch.Tensor) -> bool:
-            return _raw_device(self).type in {BACKEND, "cuda"}
+            return not _on_cpu(self) and _raw_device(self).type in {BACKEND, "cuda"}
 
         def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-            if _raw_device(self).type != _raw_device(value).type and BACKEND in {
-                _raw_device(self).type,
-                _raw_device(value).type,
-            }:
+            if _on_cpu(self) and _on_cpu(value):
+                _raw_data.__set__(self, value)
+                return
+            kinds = {_raw_device(self).type, _raw_device(value).type}
+            if BACKEND in kinds and len(kinds) > 1:
                 _exchange(self, value)
             else:
                 _raw_data.__set__(self, value)
