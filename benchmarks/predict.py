@@ -3,9 +3,11 @@
     python benchmarks/predict.py compare [CASE...] --truth FOLDER/truth.json --json benchmarks/results/predict-h200.json
     python benchmarks/predict.py one CASE                   predicts one case in this process, on any machine
     python benchmarks/predict.py explain CASE FOLDER        where the truth and the prediction part, by operator
+    GPUMEM_OTHER_SIZES=1 python benchmarks/predict.py compare --json benchmarks/results/predict-other-sizes.json
 
-The truth is what `predict_gpu.py record FOLDER` wrote on the GPU; without `--truth` it is the one in the results.
-Beside the prediction stand what `accelerate estimate-memory`'s rule and torch's `MemTracker` say of the peak.
+The truth is what `predict_gpu.py record FOLDER` wrote on the GPU; without `--truth` it is the one in the results. Of
+other sizes, only the cases count that are not the same in both. Beside the prediction stand what
+`accelerate estimate-memory`'s rule and torch's `MemTracker` say of the peak.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "predict-h200.json"
+OTHER_TRUTH = HERE / "results" / "predict-other-sizes-h200.json"
 EXPLANATIONS = HERE / "predict_explanations.json"
 GPU = "H200"
 NOTEWORTHY_PERCENT = 1.0
@@ -34,7 +37,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("compare")
     command.add_argument("cases", nargs="*")
-    command.add_argument("--truth", type=Path, default=RESULTS)
+    command.add_argument("--truth", type=Path)
     command.add_argument("--json", type=Path)
     command.add_argument("--at-once", type=int, default=2)
     command.add_argument("--mem-tracker", action="store_true", help="ask MemTracker about cases it was not asked about")
@@ -78,26 +81,35 @@ def mem_tracker(options) -> None:
 
 def compare(options) -> None:
     from predict_cases import CASES
+    from predict_cases.case import OTHER_SIZES
 
-    truth = json.loads(options.truth.read_text())
+    truth = json.loads((options.truth or (OTHER_TRUTH if OTHER_SIZES else RESULTS)).read_text())
     real = {name: case.get("real", case) for name, case in truth["cases"].items()}
     names = options.cases or [name for name in CASES if name in real]
+    if OTHER_SIZES:
+        fitted = json.loads(RESULTS.read_text())["cases"]
+        names = [name for name in names if real[name]["steps"] != fitted[name]["real"]["steps"]]
     # What MemTracker says does not depend on us: it is asked once, and then kept in the results.
-    known = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
+    kept = options.json or RESULTS
+    known = json.loads(kept.read_text())["cases"] if kept.exists() else {}
     jobs = [("one", name) for name in names]
     jobs += [("mem_tracker", name) for name in names if options.mem_tracker and not tracked_before(known, name)]
     answers = {("mem_tracker", name): tracked_before(known, name) or {"error": "not asked"} for name in names}
     with ThreadPoolExecutor(options.at_once) as pool:
         answers |= dict(zip(jobs, pool.map(lambda job: ask(*job), jobs), strict=True))
-    explanations = json.loads(EXPLANATIONS.read_text())
+    explanations = json.loads(EXPLANATIONS.read_text())["other sizes" if OTHER_SIZES else "fitted sizes"]
     cases = {
         name: compared(CASES[name], real[name], answers["one", name], answers["mem_tracker", name], explanations)
         for name in names
     }
     results = {
-        "what": "peaks of real runs, each in a process of its own, against predictions on the virtual GPU",
+        "what": "peaks of real runs, each in a process of its own, against predictions on the virtual GPU"
+        + ("; texts and images of other sizes than those that the formulas were made with" if OTHER_SIZES else ""),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "commands": [truth.get("command", "") or truth["commands"][0], " ".join(["python", *sys.argv])],
+        "commands": [
+            truth.get("command", "") or truth["commands"][0],
+            ("GPUMEM_OTHER_SIZES=1 " if OTHER_SIZES else "") + " ".join(["python", *sys.argv]),
+        ],
         "device": truth["device"],
         "versions": {"real": truth["versions"].get("real", truth["versions"]), "predicted": versions()},
         "summary": summary(cases),
