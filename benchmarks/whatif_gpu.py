@@ -29,7 +29,7 @@ SETTINGS = {
 }
 CAPPED_TO = 0.93
 WORKLOADS = ("cnn", "generate", "varlen", "transformer", "emptying", "oom", "streams", "change")
-AT_ONCE = 8
+AT_ONCE = 8  # runs of one stream; what several do beside each other depends on the time they have
 SEED = int(os.environ.get("WHATIF_SEED", "0"))
 """Another seed gives other lengths, sizes and orders: recordings that nothing was fitted to."""
 CAUTION = (
@@ -49,6 +49,9 @@ def main() -> None:
             command.add_argument("workload")
             command.add_argument("setting")
             command.add_argument("limit", type=int)
+        if name == "record":
+            command.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="these workloads")
+            command.add_argument("--at-once", type=int, default=AT_ONCE, help="how many runs share the GPU")
         if name == "compare":
             command.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -60,12 +63,12 @@ def main() -> None:
 
 def record(options) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        first = list(pool.map(lambda w: start(options.folder, w, "default", 0), WORKLOADS))
+    with ThreadPoolExecutor(options.at_once) as pool:
+        first = list(pool.map(lambda w: start(options.folder, w, "default", 0), options.only))
         limits = {
-            w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(WORKLOADS, first, strict=True)
+            w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(options.only, first, strict=True)
         }
-        rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in WORKLOADS]
+        rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in options.only]
         list(pool.map(lambda job: start(options.folder, *job), rest))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-from . import guard
+from . import claim, guard
 from .storages import BACKEND
 
 if TYPE_CHECKING:
@@ -30,19 +30,20 @@ def register(count: Callable[[], int]) -> None:
         count: how many virtual cards there are; 0 while they are off.
 
     Raises:
-        UnavailableError: PyTorch is too old, or another package has taken the key.
+        UnavailableError: PyTorch is too old, another package has taken the key, or a real GPU would be lost.
     """
-    if _registered:
-        return
     if not hasattr(torch._C, "_acc"):
         raise UnavailableError(
             f"a virtual GPU needs torch 2.9 or later, this is {torch.__version__}; update torch or use a real device"
         )
     name = torch._C._get_privateuse1_backend_name()
-    if name != "privateuseone":
+    if name not in ({"privateuseone", BACKEND} if _registered else {"privateuseone"}):
         raise UnavailableError(
             f"a virtual GPU needs PyTorch's PrivateUse1 device, and {name!r} has it; use a process without that package"
         )
+    if _registered:
+        return
+    claim.check()
     guard.register()
     torch.utils.rename_privateuse1_backend(BACKEND)
     hooks = _hooks(count)

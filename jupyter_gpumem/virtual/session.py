@@ -10,7 +10,7 @@ import torch
 from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import UnavailableError
 
-from . import attention, autocast, backend, facade, recurrent, softmax, sparse
+from . import attention, autocast, backend, claim, facade, recurrent, softmax, sparse
 from .cards import Card, parse_cards
 from .dispatch import Dispatcher
 from .kernels import Kernels
@@ -120,13 +120,14 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None
         raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
     backend.register(lambda: len(_active[-1].cards) if _active else 0)
-    gpu = VirtualGpu(chosen, settings)
-    try:
+    with contextlib.ExitStack() as undo:
+        claim.make()
+        undo.callback(claim.give_up)
+        gpu = VirtualGpu(chosen, settings)
+        undo.callback(gpu.remove)
         gpu.install()
-    except BaseException:
-        gpu.remove()
-        raise
-    _active.append(gpu)
+        _active.append(gpu)
+        undo.pop_all()
     return gpu
 
 
@@ -135,7 +136,12 @@ def stop() -> list[str]:
 
     Tensors that are still on it stay what they are, but nothing can be done with them any more.
     """
-    return _active.pop().remove() if _active else []
+    if not _active:
+        return []
+    try:
+        return _active.pop().remove()
+    finally:
+        claim.give_up()
 
 
 @contextlib.contextmanager

@@ -26,3 +26,64 @@ def test_real_counters_and_tensors_stay(fresh, results):
     assert fresh.value("held.sum().item()") == str(2**20 * (2**20 - 1) // 2)
     assert fresh.value("'model' in globals()") == "False"
     assert int(fresh.value("need.devices[0].peak_allocated")) > 2 * 8192 * 8192 * 4
+
+
+TRAINING = """
+def train():
+    optimizer.zero_grad()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        extra = model[0](data).mean()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(data).pow(2).mean() + extra
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return float(loss)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+data = torch.ones(32, 256, device="cuda")
+graph = model(data).sum()
+"""
+
+AFTERWARDS = {
+    "a graph from before": "graph.backward()",
+    "training with two streams and a scaler": "assert train() > train() > 0",
+    "pinned memory": "assert torch.ones(4).pin_memory().is_pinned()",
+    "a loader that pins": """
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4)), 4, pin_memory=True)
+assert all(batch.is_pinned() for (batch,) in loader)
+""",
+    "the accelerator": "assert str(torch.accelerator.current_accelerator()) == 'cuda'",
+    "a generic stream and event": """
+with torch.Stream(device="cuda") as stream:
+    event = torch.Event(); event.record(stream)
+event.synchronize()
+""",
+    "a captured graph": """
+captured, static = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+with torch.cuda.graph(captured): static += 1
+captured.replay(); captured.replay()
+assert static.tolist() == [2.0] * 4
+""",
+}
+
+
+def test_the_card_works_as_before(fresh, results):
+    """What PyTorch does on the real card it still does after predictions (pytorch/pytorch#161129)."""
+    for cell in (
+        "import torch, jupyter_gpumem as gm",
+        "%load_ext jupyter_gpumem",
+        TRAINING,
+        "train()",
+        "gm.predict(train, gpu='T4')",
+        "%%gpumem_predict\ntrain()",
+    ):
+        reply = fresh.run(cell)
+        assert reply.status == "ok", reply.shown
+    replies = {name: fresh.run(cell) for name, cell in AFTERWARDS.items()}
+    results["the real card after predictions"] = {name: reply.status for name, reply in replies.items()}
+    assert all(reply.status == "ok" for reply in replies.values()), [reply.shown for reply in replies.values()]

@@ -77,3 +77,13 @@ def test_real_counters_stay_as_they_were(fresh):
         == "(True, True)"
     )
     assert fresh.value("torch.ones(3, device='cuda').sum().item()") == "3.0"
+
+
+def test_training_goes_on_afterwards(fresh):
+    """A backward pass on the real card works once the virtual one is off, also the first of the process."""
+    for cell in ("import torch", "%load_ext jupyter_gpumem", "%gpumem_virtual on --gpu T4", TRAIN):
+        assert fresh.run(cell).status == "ok"
+    assert fresh.run("%gpumem_virtual off").status == "ok"
+    reply = fresh.run(TRAIN)
+    assert reply.status == "ok", reply.shown
+    assert "T4" not in fresh.value("name")
