@@ -3,8 +3,10 @@
     python benchmarks/whatif_gpu.py record FOLDER     on a machine with a GPU: runs everything, saves the recordings
     python benchmarks/whatif_gpu.py compare FOLDER... --json benchmarks/results/whatif-h200.json
 
-A folder holds what one seed gave.
-Every run is a process of its own, with fixed seeds and without the workloads' own randomness in time.
+A folder holds what one seed gave. `--again FOLDER` names the same runs as in the first folder made a second time: how
+often two runs of one program under the same settings differ is what no prediction can be better than.
+Every run is a process of its own, with fixed seeds and without the workloads' own randomness in time. What two streams
+do beside each other depends on the time that each has, so that workload runs alone.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ SETTINGS = {
 }
 CAPPED_TO = 0.93
 WORKLOADS = ("cnn", "generate", "varlen", "transformer", "emptying", "oom", "streams", "change")
-AT_ONCE = 8  # runs of one stream; what several do beside each other depends on the time they have
+ALONE = ("streams",)
+AT_ONCE = 8
 SEED = int(os.environ.get("WHATIF_SEED", "0"))
 """Another seed gives other lengths, sizes and orders: recordings that nothing was fitted to."""
 CAUTION = (
@@ -51,9 +54,9 @@ def main() -> None:
             command.add_argument("limit", type=int)
         if name == "record":
             command.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="these workloads")
-            command.add_argument("--at-once", type=int, default=AT_ONCE, help="how many runs share the GPU")
         if name == "compare":
             command.add_argument("--json", type=Path)
+            command.add_argument("--again", type=Path, help="the runs of the first folder, made a second time")
     options = parser.parse_args()
     options.function(options)
 
@@ -63,13 +66,17 @@ def main() -> None:
 
 def record(options) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(options.at_once) as pool:
-        first = list(pool.map(lambda w: start(options.folder, w, "default", 0), options.only))
-        limits = {
-            w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(options.only, first, strict=True)
-        }
-        rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in options.only]
-        list(pool.map(lambda job: start(options.folder, *job), rest))
+    for workloads, at_once in (
+        ([w for w in options.only if w not in ALONE], AT_ONCE),
+        ([w for w in options.only if w in ALONE], 1),
+    ):
+        with ThreadPoolExecutor(at_once) as pool:
+            first = list(pool.map(lambda w: start(options.folder, w, "default", 0), workloads))
+            limits = {
+                w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(workloads, first, strict=True)
+            }
+            rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in workloads]
+            list(pool.map(lambda job: start(options.folder, *job), rest))
 
 
 def start(folder: Path, workload: str, setting: str, limit: int) -> str:
@@ -243,6 +250,9 @@ def compare(options) -> None:
         "summary": together(sets),
         "sets": sets,
     }
+    if options.again:
+        results["the same run again"] = again(options.folder[0], options.again)
+        print("the same run again:", json.dumps(results["the same run again"], indent=1))
     if len(sets) > 1:
         print("together:", *(f"{name:92}{value}" for name, value in results["summary"].items()), sep="\n")
     if options.json:
@@ -286,6 +296,28 @@ def compare_set(folder) -> tuple[dict, dict]:
     return {"summary": summary(checks, pairs), "checks": checks, "pairs": pairs}, {
         "device": extra["device_name"],
         "versions": versions,
+    }
+
+
+def again(folder: Path, other: Path) -> dict:
+    """Return how far apart the reserved peaks of the same program under the same settings are in two real runs."""
+    import jupyter_gpumem as gm
+
+    peaks = {
+        path.name.removesuffix(".pickle.gz"): [
+            gm.read_recording(one).extra["memory_stats"]["reserved_bytes.all.peak"] for one in (path, other / path.name)
+        ]
+        for path in sorted(folder.glob("*.gz"))
+        if (other / path.name).exists() and path.name.partition("-")[0] not in ALONE
+    }
+    differing = {name: pair for name, pair in peaks.items() if pair[0] != pair[1]}
+    return {
+        "runs": len(peaks),
+        "with the same peak": len(peaks) - len(differing),
+        "largest difference in percent": round(
+            max((100 * abs(b / a - 1) for a, b in differing.values()), default=0), 4
+        ),
+        "peaks that differ": differing,
     }
 
 

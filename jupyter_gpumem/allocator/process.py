@@ -37,7 +37,7 @@ from .driver import BOTTOM, GRANULE, TOP, Arena, TopDownDriver
 CALLS = 4096
 """After so many operations the driver takes some memory of its own."""
 
-_HOLES = 12
+_HOLES = 2
 _EVERY = 4
 _AREA = 13 * GRANULE
 _STACK = 412 * MiB
