@@ -12,12 +12,12 @@ from IPython.core import magic as ipython_magic
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.extensions import ExtensionManager
-from IPython.display import display
 
 from jupyter_gpumem.errors import GpumemError
 
 from .cells import CellWatch, open_panel
 from .errors import ErrorWatch
+from .showing import show
 
 if TYPE_CHECKING:
     import argparse
@@ -97,7 +97,7 @@ class Session:
         """Show a record, as text and HTML in one display call; apart from what the user's code prints."""
         from jupyter_gpumem import report
 
-        display(report.mimebundle(record), raw=True)  # type: ignore[no-untyped-call]
+        show(self.shell, report.mimebundle(record))
 
     def deliver(self, options: argparse.Namespace, record: Record) -> Record | None:
         """Return or show a result, as `-o` and `-q` say."""
@@ -109,7 +109,7 @@ class Session:
 
     def show_text(self, text: str) -> None:
         """Show lines that have no other form."""
-        display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+        show(self.shell, {"text/plain": text})
 
 
 def _line_function(session: Session, magic: Magic) -> Any:

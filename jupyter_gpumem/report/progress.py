@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from .sheet import is_terminal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -36,7 +38,7 @@ class Progress:
     @classmethod
     def on_terminal(cls, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Progress:
         """Return one that writes to a terminal, and nothing if the stream is none."""
-        terminal = stream is not None and stream.isatty()
+        terminal = is_terminal(stream)
 
         def write(text: str) -> None:
             if terminal:

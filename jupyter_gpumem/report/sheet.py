@@ -8,7 +8,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,7 +76,13 @@ def _printable(sheet: Sheet) -> Sheet:
 
 def terminal_width() -> int | None:
     """Return the characters of a line where `print` writes to a terminal, or `None` where it does not."""
-    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; one of the user's own, and none at all, need not be able to tell."""
+    ask = getattr(stream, "isatty", None)
+    return ask is not None and bool(ask())
 
 
 def to_text(sheets: Iterable[Sheet], width: int | None = None) -> str:

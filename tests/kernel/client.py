@@ -29,7 +29,8 @@ class Reply:
     """What came back for one cell.
 
     `displays`, `updates` of them and `results` are MIME bundles; `errors` are the `error` messages as
-    `(name, value, traceback)`; `comms` are the data of messages between widgets and their kernel side;
+    `(name, value, traceback)`; `comms` are the data of messages between widgets and their kernel side; `order` are the
+    kinds of what a notebook shows, as they came (`stdout`, `stderr`, `display_data`, ...);
     `began` and `ended` are when the kernel said that it was busy and idle again.
     """
 
@@ -41,6 +42,7 @@ class Reply:
     results: list[dict[str, Any]] = field(default_factory=list)
     errors: list[tuple[str, str, str]] = field(default_factory=list)
     comms: list[dict[str, Any]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
     began: datetime | None = None
     ended: datetime | None = None
 
@@ -193,6 +195,8 @@ class Kernel:
         request = message["parent_header"].get("msg_id")
         reply = self._replies.setdefault(request, Reply())
         kind, content = message["msg_type"], message["content"]
+        if kind not in ("status", "execute_input", "comm_msg"):
+            reply.order.append(content["name"] if kind == "stream" else kind)
         if kind == "status" and content["execution_state"] == "busy":
             reply.began = message["header"]["date"]
         elif kind == "status" and content["execution_state"] == "idle":

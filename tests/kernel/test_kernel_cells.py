@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -92,6 +93,38 @@ def test_a_cell_in_auto_mode_shows_what_it_shows_without_us(kernel, name):
     measured.displays = [bundle for bundle in measured.displays if bundle not in lines]
     assert seen(measured) == seen(plain)
     assert [list(bundle) for bundle in lines] == ([] if name == "empty" else [["text/plain"]])
+
+
+PRINTING = """%%gpumem
+import sys
+print("x" * {size})
+print("y" * {size}, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 10_000_000])
+def test_a_report_comes_below_what_was_printed(kernel, size):
+    """Nothing waits for the output thread, and yet it all comes in its order, however long it takes to send."""
+    reply = kernel.run(PRINTING.format(size=size) + "display(1)\nprint(2)")
+    order = [kind for kind, _ in itertools.groupby(reply.order)]  # what is long comes in pieces
+    assert order == ["stdout", "stderr", "display_data", "stdout", "display_data"]
+    assert len(reply.stdout) == size + 3
+
+
+def test_a_report_beside_a_stream_of_the_users_own(kernel):
+    """One in the place of `sys.stdout` that can do no more than it must is flushed as usual."""
+    kernel.run(
+        "class Tee:\n"
+        "    def __init__(self, stream): self.stream, self.flushed = stream, 0\n"
+        "    def write(self, text): return self.stream.write(text)\n"
+        "    def flush(self): self.flushed += 1; self.stream.flush()"
+    )
+    kernel.run("import sys; tee = sys.stdout = Tee(sys.stdout)")
+    try:
+        assert len(kernel.run("%%gpumem\nprint(1)").reports) == 1
+        assert int(kernel.value("tee.flushed")) > 0
+    finally:
+        kernel.run("sys.stdout = tee.stream")
 
 
 FAILING = {
