@@ -116,15 +116,19 @@ def _checked(result: WhatIf) -> str:
     """Say how far the model can be trusted about this very recording."""
     check = result.check
     if check.exact:
+        calls, blocks = _every(check.segment_events, "recorded driver call"), _every(check.blocks, "block")
         return (
-            f"Checked: a replay under the recorded settings makes all {check.segment_events:,} recorded driver calls "
-            f"and places all {check.blocks:,} blocks as recorded, to the byte."
+            f"Checked: a replay under the recorded settings makes {calls} and places {blocks} as recorded, to the byte."
         )
     return (
         f"Check not passed: a replay under the recorded settings differs {check.mismatches:,} times from the "
         f"{check.segment_events:,} recorded driver calls and the places of {check.blocks:,} blocks, in reserved memory "
         f"by at most {format_bytes(check.max_difference)}."
     )
+
+
+def _every(count: int, what: str) -> str:
+    return {0: f"no {what}", 1: f"the one {what}"}.get(count, f"all {count:,} {what}s")
 
 
 def recorder_sheets(status: RecorderStatus) -> list[Sheet]:

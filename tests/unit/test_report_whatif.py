@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +123,20 @@ NARROW = {
 
 
 @cache
+@pytest.mark.parametrize(
+    ("calls", "blocks", "says"),
+    [
+        (0, 0, "makes no recorded driver call and places no block"),
+        (1, 1, "the one recorded driver call and places the one"),
+    ],
+)
+def test_numbers_that_are_no_plural(calls, blocks, says):
+    """A recording with one event or none reads like one."""
+    result = whatif(recording(), [""])
+    few = replace(result, check=replace(result.check, segment_events=calls, blocks=blocks, mismatches=0, misplaced=0))
+    assert says in " ".join(words(to_text(sheets(few))))
+
+
 def narrow(name):
     return NARROW[name]()
 
