@@ -19,15 +19,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from . import devices
+from .peaks import fell, leaves, read_peaks, rose_and_fell
 from .records import NOTHING_YET, Counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from .devices import Backend, Levels, Stats
+    from .peaks import Peaks
 
 Key: TypeAlias = "tuple[Backend, int]"
-Peaks: TypeAlias = "dict[tuple[str, object], int]"
 
 UNSEEN_RESET = "the peak counter was reset out of our sight"
 RACE = "another thread allocated and freed at the very moment a measurement began"
@@ -177,12 +178,12 @@ class PeakLedger:
         account = self._accounts.get((backend, index))
         if account is None or not account.user:
             return
-        if _fell(account.last, _peaks(stats)):
+        if fell(account.last, read_peaks(stats)):
             with self._lock:  # and read again: `stats` may be older than our own latest reset
                 if index in backend.ready():
                     self._fold(backend, index, backend.stats(index))
         user = account.user or {}  # once: another thread may end the last measurement meanwhile
-        for key, name, leaf in _leaves(stats):
+        for key, name, leaf in leaves(stats):
             leaf["peak"] = max(leaf["peak"], user.get((key, name), 0))
 
     @contextlib.contextmanager
@@ -197,7 +198,7 @@ class PeakLedger:
             yield
             after = backend.stats(index)
             account = self._account(backend, index)
-            account.user, account.last = None, _peaks(after)
+            account.user, account.last = None, read_peaks(after)
             self._doubt_if_raced(backend, index, before, after)
             self._unwatch_if_idle()
 
@@ -230,15 +231,15 @@ class PeakLedger:
         account.last = {}  # an interrupt right after the reset must not look like one out of our sight
         backend.reset_peaks(index)
         after = backend.stats(index)
-        account.last = _peaks(after)
+        account.last = read_peaks(after)
         self._doubt_if_raced(backend, index, before, after)
         return self._with_totals(backend, index, devices.counters(after))
 
     def _fold(self, backend: Backend, index: int, stats: Stats) -> Counters:
         """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
         account = self._account(backend, index)
-        peaks = _peaks(stats)
-        unseen = _fell(account.last, peaks)
+        peaks = read_peaks(stats)
+        unseen = fell(account.last, peaks)
         if unseen:
             account.user = None  # honoured, as a reset in our sight would be
         account.last = peaks
@@ -264,7 +265,7 @@ class PeakLedger:
 
         Memory that only grew, or only shrank, between the two has its maximum in one of them: nothing is lost then.
         """
-        if any(_rose_and_fell(before, after, key) for key in ("allocation", "reserved_bytes")):
+        if any(rose_and_fell(before, after, key) for key in ("allocation", "reserved_bytes")):
             for interval in self._open:
                 if interval.covers(backend, index):
                     self._span(interval, backend, index).doubt = RACE
@@ -312,43 +313,6 @@ class PeakLedger:
 
 
 LEDGER = PeakLedger()
-
-
-def _leaves(stats: Stats) -> Iterator[tuple[str, object, dict[str, int]]]:
-    """Yield `(key, pool, counter)` for every counter that has a peak, at either depth of PyTorch's statistics."""
-    for key, value in stats.items():
-        if isinstance(value, dict):
-            if "peak" in value:
-                yield key, None, value
-            else:
-                for name, leaf in value.items():
-                    if isinstance(leaf, dict) and "peak" in leaf:
-                        yield key, name, leaf
-
-
-def _peaks(stats: Stats) -> Peaks:
-    """Return every peak, as `_leaves` finds them; written out, because it runs at each reading."""
-    peaks: Peaks = {}
-    for key, value in stats.items():
-        if isinstance(value, dict):
-            if "peak" in value:
-                peaks[key, None] = value["peak"]
-            else:
-                for name, leaf in value.items():
-                    if isinstance(leaf, dict) and "peak" in leaf:
-                        peaks[key, name] = leaf["peak"]
-    return peaks
-
-
-def _fell(last: Peaks, now: Peaks) -> bool:
-    """Whether a peak is below its last reading, which only a reset can do."""
-    return last != now and any(value > now.get(key, value) for key, value in last.items())
-
-
-def _rose_and_fell(before: Stats, after: Stats, key: str) -> bool:
-    """Whether a level went both ways between two readings, by the counts that only ever rise."""
-    old, new = (stats.get(key, {}).get("all", {}) for stats in (before, after))
-    return all(old.get(way) != new.get(way) for way in ("allocated", "freed"))
 
 
 def _check_totals(span: Span) -> None:
