@@ -7,7 +7,7 @@ and an out-of-memory loop (PyTorch 2.11, driver 580, H200), as offsets of segmen
 - The first granule has 8 MiB taken at its lower end; below it lies an area of 13 granules that ends with a gap of
   2 MiB, where the first small segment goes.
 - New granules are first taken from holes above the first one, one granule each, mostly every fourth, from the highest
-  down: 3 to 11 of them, then from below everything else.
+  down: none to 11 of them, then from below everything else.
 - Once kernels run, about 412 MiB of that area become free at once and are filled from the lower end up, after gaps in
   younger granules and before any new granule; about 1 GiB below it is skipped afterwards. It fits a stack for kernels
   that gave way to a larger one, which is a guess. cuBLAS seems to take 64 MiB of the area.
@@ -17,11 +17,11 @@ and an out-of-memory loop (PyTorch 2.11, driver 580, H200), as offsets of segmen
 This is a typical process, not the recorded one, and not the next one: programs map memory of their own between
 segments, so that of the same program one process has 9 holes and another none. How many there are here was chosen so
 that the reserved peaks of training and generation under other settings come out: with 2, 304 of 336 of seeds 5, 6 and 7
-of `benchmarks/whatif_gpu.py` do; with 12, which had been chosen on seed 0, 64 of the 112 of seed 5 did, since the
-program's own kernels mostly begin before more holes than 2 are used up. Nothing can be right always: of 35 programs run
-twice under the same settings, 2 came to another peak. Which peaks depend on all this shows when they are replayed with
-plain `TopDownDriver` addresses. Two programs are known to differ: one with random sizes on three streams never uses the
-area, one on two streams uses it from the start.
+of `benchmarks/whatif_gpu.py` do; with 12, which had been chosen on seed 0, 64 of the 112 of seed 5 did: generation used
+no hole at all, the out-of-memory loop two or three before the area became free. Nothing can be right always: of 35
+programs run twice under the same settings, 2 came to another peak. Which peaks depend on all this shows when they are
+replayed with plain `TopDownDriver` addresses. Two programs are known to differ: one with random sizes on three streams
+never uses the area, one on two streams uses it from the start.
 """
 
 from __future__ import annotations
