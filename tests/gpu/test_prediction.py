@@ -87,3 +87,37 @@ def test_the_card_works_as_before(fresh, results):
     replies = {name: fresh.run(cell) for name, cell in AFTERWARDS.items()}
     results["the real card after predictions"] = {name: reply.status for name, reply in replies.items()}
     assert all(reply.status == "ok" for reply in replies.values()), [reply.shown for reply in replies.values()]
+
+
+def test_beside_everything_that_is_on(fresh, tmp_path):
+    """With a recording, the panel, automatic measuring and reserved memory on, a prediction leaves no trace in them."""
+    path = tmp_path / "run.pickle.gz"
+    for cell in (
+        "import torch, jupyter_gpumem as gm",
+        "%load_ext jupyter_gpumem",
+        "held = torch.arange(2**20, device='cuda')",
+        "%gpumem_panel --inline",
+        "%gpumem_auto on",
+        "%gpumem_reserve 1GiB --hold --name spare",
+        "%gpumem_record start",
+    ):
+        reply = fresh.run(cell)
+        assert reply.status == "ok", reply.shown
+    before = fresh.value("(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())")
+    reply = fresh.run(CELL)
+    assert reply.status == "ok", reply.shown
+    assert fresh.value("(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())") == before
+    for cell in (
+        "x = torch.ones(2**28, device='cuda'); del x",
+        f"%gpumem_record save {path}",
+        "%gpumem_record stop",
+    ):
+        reply = fresh.run(cell)
+        assert reply.status == "ok", reply.shown
+    events = f"gm.read_recording({str(path)!r}).events(0)"
+    assert fresh.value(f"[e['size'] for e in {events} if e['action'] == 'alloc']") == str([2**30])
+    result = fresh.run("found = %gpumem_whatif -o " + str(path))
+    assert result.status == "ok", result.shown
+    assert fresh.value("found.check.exact") == "True"
+    assert fresh.run("%gpumem_reserve --release spare").status == "ok"
+    assert fresh.run("%gpumem_panel off").status == "ok"
