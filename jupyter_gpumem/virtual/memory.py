@@ -194,19 +194,20 @@ class VirtualMemory:
         """Let what follows happen in memory without end, in which what is allocated now is there from the start.
 
         Afterwards everything is as before: what is allocated meanwhile has a queue of its own, to which nobody listens
-        any more then. What was there before and is given back meanwhile, is so in both. One at a time.
+        any more then, and observers of its own: a recording that runs knows nothing of it. What was there before and is
+        given back meanwhile, is so in both. One at a time.
 
         Yields:
             For each card, the addresses in this memory of what was there before, by their own addresses.
         """
         with self._uninterrupted():
             self._settle()
-            kept = self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive
+            kept = self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive, self.observers
             handles = self._streams.handles
             self._outside = _Outside(len(self.cards), self.released)
             self._allocators = tuple(self._endless(allocator) for allocator in self._allocators)
             self._sizes, self._calls = [{} for _ in self.cards], [0] * len(self.cards)
-            self.ready, self.released, self.alive = set(self.ready), deque(), {}
+            self.ready, self.released, self.alive, self.observers = set(self.ready), deque(), {}, []
             self._streams.handles = dict(handles)
             moved = self._outside.moved
             for device, sizes in enumerate(kept[1]):
@@ -217,7 +218,7 @@ class VirtualMemory:
             yield [dict(addresses) for addresses in moved]
         finally:
             with self._uninterrupted():
-                self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive = kept
+                self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive, self.observers = kept
                 self._streams.handles, self._outside = handles, None
 
     @staticmethod

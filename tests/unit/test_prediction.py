@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import jupyter_gpumem as gm  # noqa: E402
 from jupyter_gpumem.errors import InvalidValueError  # noqa: E402
 from jupyter_gpumem.prediction import predict  # noqa: E402
 from jupyter_gpumem.units import GiB, KiB, MiB  # noqa: E402
@@ -571,6 +572,23 @@ def test_beside_the_sessions_own_virtual_gpu():
         gc.collect()
         gpu.kernels.clear_workspaces()
         assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_recording_that_runs_knows_nothing_of_it(tmp_path):
+    """On the session's own virtual GPU, what is recorded is what happened, and is replayed to the byte."""
+    with session.virtual_gpu("T4"), gm.record(tmp_path / "run.pickle") as recorded:
+        x = take(3 * MiB)
+        predict(lambda: take(40 * MiB).add_(take(1)))
+        del x
+        take(5 * MiB)
+    events = [(event["action"], event["size"] // MiB) for event in recorded.recording.events(0)]
+    assert [event for event in events if event[0] in ("alloc", "free_completed")] == [
+        ("alloc", 3),
+        ("free_completed", 3),
+        ("alloc", 5),
+        ("free_completed", 5),
+    ]
+    assert gm.whatif(recorded.recording, []).check.exact
 
 
 def test_what_outlives_a_trial_is_of_no_account():
