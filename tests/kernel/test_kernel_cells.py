@@ -154,10 +154,11 @@ def test_an_error_shows_what_it_shows_without_us(kernel, name):
     """A failing cell has the status, the error and the traceback of the plain one, line for line, once."""
     plain = kernel.run("# plain\n\n\n\n\n" + FAILING[name])
     measured = kernel.run("%%gpumem\n\n\n\n\n" + FAILING[name])
-    assert plain.status == measured.status == "error"
+    assert measured.status == plain.status
+    assert plain.status == "error" or name == "display fails"  # which ipykernel 6 calls a good cell
     assert seen(measured) == seen(plain)
     assert "jupyter_gpumem" not in measured.shown
-    assert measured.content["ename"] == plain.content["ename"]
+    assert measured.content.get("ename") == plain.content.get("ename")
 
 
 @pytest.mark.parametrize("name", FAILING)
