@@ -183,7 +183,8 @@ def inside(kernel: Kernel, cells: int) -> dict[str, Any]:
     """Return what the open panel takes from a cell: around it, and at each refresh inside it.
 
     A machine on which others work is never twice as fast as before, but within 50 ms it mostly is: the steps of a cell
-    during which a refresh ran are compared with those shortly before and after them.
+    during which a refresh ran are compared with those shortly before and after them. What that comes to halfway between
+    two refreshes, where there is nothing, is taken off.
     """
     kernel.run(INSIDE)
     kernel.run("beats = watch_beats(); time.sleep(0.3)")
@@ -191,7 +192,10 @@ def inside(kernel: Kernel, cells: int) -> dict[str, Any]:
     for _ in range(cells):
         kernel.run("at = steps()")
         at, beats = answer(kernel, "json.dumps([at, beats[-9:]])")
-        taken += [each for beat in beats if (each := excess(at, *beat)) is not None]
+        for began, ended in beats:
+            here, elsewhere = (excess(at, began + later, ended + later) for later in (0, INTERVAL / 2))
+            if here is not None and elsewhere is not None:
+                taken.append(here - elsewhere)
         lengths.append(at[-1] - at[0])
     empty: dict[str, list[float]] = {"open": [], "closed": []}
     for number in range(2 * cells):
