@@ -124,6 +124,9 @@ class ModelBackend:
     def limit(self, index: int) -> int | None:
         return None
 
+    def owns(self, index: int, address: int, storage: object) -> bool:
+        return True
+
     def workspaces(self, index: int) -> dict[int, int]:
         return {}
 

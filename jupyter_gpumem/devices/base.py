@@ -70,6 +70,9 @@ class Backend(Protocol):
     def limit(self, index: int) -> int | None:
         """Return how many bytes this process may reserve, or `None` without a cap."""
 
+    def owns(self, index: int, address: int, storage: object) -> bool:
+        """Whether a storage that says it lies at an address of a device does, and was not left by another back end."""
+
     def workspaces(self, index: int) -> dict[int, int]:
         """Return `{address: bytes}` of the library workspaces kept for the life of the process. Milliseconds."""
 

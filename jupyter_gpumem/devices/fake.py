@@ -173,6 +173,9 @@ class FakeBackend:
     def limit(self, index: int) -> int | None:
         return self._limits.get(index)
 
+    def owns(self, index: int, address: int, storage: object) -> bool:  # noqa: ARG002
+        return True
+
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}
 

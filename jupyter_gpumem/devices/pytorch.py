@@ -185,6 +185,9 @@ class CachingAllocator:
         total = self.device(index).total
         return int(fraction * total) if fraction < 1.0 and total else None
 
+    def owns(self, index: int, address: int, storage: object) -> bool:  # noqa: ARG002
+        return True
+
     def workspaces(self, index: int) -> dict[int, int]:
         torch = loaded_torch()
         if torch is None or self.kind != "cuda":
@@ -249,6 +252,9 @@ class MpsAllocator:
 
     def limit(self, index: int) -> int | None:  # noqa: ARG002
         return None
+
+    def owns(self, index: int, address: int, storage: object) -> bool:  # noqa: ARG002
+        return True
 
     def workspaces(self, index: int) -> dict[int, int]:  # noqa: ARG002
         return {}

@@ -110,7 +110,7 @@ def survey(
     check_devices(only)
     ready = [key for key in ready_devices() if only is None or f"{key[0].kind}:{key[1]}" in only]
     with garbage.collector_paused():
-        walk = Walk(_barred(notebook), {backend.kind for backend, _ in ready}, budget)
+        walk = Walk(_barred(notebook), {backend.kind: backend for backend, _ in ready}, budget)
         found = roots.of_names(notebook, walk) if ready else []
         torch = view_of_torch()
         if torch is not None and ready and walk.complete:

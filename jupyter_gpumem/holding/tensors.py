@@ -80,10 +80,14 @@ class Torch:
         """Whether a type's objects are the nodes of autograd graphs."""
         return hasattr(kind, "next_functions") and hasattr(kind, "_register_hook_dict")
 
+    def storage_of(self, item: Any) -> Any:
+        """Return the storage of a tensor; a storage itself."""
+        return item if self.is_storage(type(item)) else item.untyped_storage()
+
     def locate(self, item: Any) -> Location | None:
         """Return where the storage of a tensor (or a storage itself) lies; `None` if there is no memory behind it."""
         with contextlib.suppress(*_UNUSABLE):
-            storage = item if self.is_storage(type(item)) else item.untyped_storage()
+            storage = self.storage_of(item)
             device = item.device
             if storage.device.type == "meta":  # a FakeTensor says otherwise of itself
                 return None

@@ -10,7 +10,11 @@ from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from jupyter_gpumem.devices import Backend
+
+    from .tensors import Torch
 
 BUDGET = 1_000_000
 """Objects looked at by default: 1 to 2 s of work."""
@@ -21,7 +25,7 @@ class Walk:
 
     Args:
         barred: objects that are not entered: namespaces that everything leads to, and what belongs to us.
-        kinds: the device types that count, such as `cuda`.
+        backends: the devices that count, by their type, such as `cuda`.
         budget: how many objects may be looked at.
 
     Attributes:
@@ -31,7 +35,7 @@ class Walk:
         complete: whether the budget was enough.
     """
 
-    def __init__(self, barred: Iterable[object], kinds: Collection[str], budget: int = BUDGET) -> None:
+    def __init__(self, barred: Iterable[object], backends: Mapping[str, Backend], budget: int = BUDGET) -> None:
         self.objects: list[Any] = []
         self.children: list[Sequence[int]] = []
         self.located: dict[int, Location] = {}
@@ -39,7 +43,7 @@ class Walk:
         self._numbers: dict[int, int] = {}
         # Kept alive: the id of one that died would be given to another object, which the walk would then not see.
         self._barred = {id(item): item for item in barred}
-        self._kinds, self._budget = kinds, budget
+        self._backends, self._budget = backends, budget
         self._torch = view_of_torch()
         self._edges = Edges()
         self._waiting: deque[int] = deque()
@@ -113,7 +117,7 @@ class Walk:
         torch = self._torch
         if torch is not None and (torch.is_tensor(type(item)) or torch.is_storage(type(item))):
             location = torch.locate(item)
-            if location is not None and location.kind in self._kinds:
+            if location is not None and self._counts(torch, location, item):
                 self.located[number] = location
 
     def reachable(self, starts: Iterable[int]) -> set[int]:
@@ -134,4 +138,9 @@ class Walk:
             return False
         with torch.undisturbed():
             location = torch.locate(tensor)
-        return location is not None and location.kind in self._kinds
+            return location is not None and self._counts(torch, location, tensor)
+
+    def _counts(self, torch: Torch, location: Location, item: Any) -> bool:
+        """Whether memory is that of a device that counts: tensors of a virtual GPU outlive it, and look like others."""
+        backend = self._backends.get(location.kind)
+        return backend is not None and backend.owns(location.ordinal, location.address, torch.storage_of(item))

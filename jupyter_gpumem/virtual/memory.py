@@ -50,11 +50,13 @@ class _Outside:
         moved: for each card, where in the trial's memory that is.
         released: the queue of what is given back of it meanwhile.
         done: how many of these the trial's memory has seen.
+        alive: what will still be put in the queue.
     """
 
-    def __init__(self, cards: int, released: deque[Any]) -> None:
+    def __init__(self, cards: int, released: deque[Any], alive: dict[tuple[int, int], Any]) -> None:
         self.moved: list[dict[int, int]] = [{} for _ in range(cards)]
         self.released = released
+        self.alive = alive
         self.done = 0
 
 
@@ -75,7 +77,7 @@ class VirtualMemory:
         observers: told of every allocation and free: `alloc` or `free`, the device, the address, the size in bytes; and
             of every failure: `oom`, the device, 0, the bytes that were asked for.
         released: the queue: objects with the attributes `device` and `address`.
-        alive: `{(device, address): object}` of what will be put in the queue.
+        alive: `{(device, address): reference}` of what will be put in the queue; weak references to storages.
     """
 
     def __init__(self, cards: Sequence[Card], settings: AllocatorSettings | None = None) -> None:
@@ -169,6 +171,16 @@ class VirtualMemory:
             for _, address in reversed(taken):
                 self.free(device, address)
 
+    def owns(self, device: int, address: int, storage: object) -> bool:
+        """Whether a storage lies here, and not in the memory of a virtual GPU that was on before.
+
+        The tensors of that one stay, and its addresses are given out again.
+        """
+        alive = self.alive.get((device, address))
+        if alive is None and self._outside is not None:
+            alive = self._outside.alive.get((device, address))
+        return alive is not None and alive() is storage
+
     def record_stream(self, device: int, address: int, stream: int) -> None:
         """Note that another stream uses the memory: it can be used again only when that stream is done."""
         with self._uninterrupted():
@@ -204,7 +216,7 @@ class VirtualMemory:
             self._settle()
             kept = self._allocators, self._sizes, self._calls, self.ready, self.released, self.alive, self.observers
             handles = self._streams.handles
-            self._outside = _Outside(len(self.cards), self.released)
+            self._outside = _Outside(len(self.cards), self.released, self.alive)
             self._allocators = tuple(self._endless(allocator) for allocator in self._allocators)
             self._sizes, self._calls = [{} for _ in self.cards], [0] * len(self.cards)
             self.ready, self.released, self.alive, self.observers = set(self.ready), deque(), {}, []

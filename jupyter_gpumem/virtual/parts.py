@@ -342,8 +342,9 @@ class Parts:
             return
         index = tensor.get_device()  # unlike the device, the same under every mode
         if 0 <= index < len(self.tapes):
-            number = self._live[index].get(tensor.untyped_storage().data_ptr())
-            if number is not None:
+            storage = tensor.untyped_storage()
+            number = self._live[index].get(storage.data_ptr())
+            if number is not None and self._memory.owns(index, storage.data_ptr(), storage):
                 self.tapes[index].parts[number] = part
 
     def _add_parameter(self, parameter: torch.Tensor) -> None:

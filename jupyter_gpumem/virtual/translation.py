@@ -193,8 +193,9 @@ class Translation:
             if _raw_device(tensor).type != BACKEND:
                 plain_record(tensor, stream)
                 return
-            storage = tensor.untyped_storage()
-            self.memory.record_stream(tensor.get_device(), storage.data_ptr(), stream.cuda_stream)
+            storage, index = tensor.untyped_storage(), tensor.get_device()
+            if self.memory.owns(index, storage.data_ptr(), storage):
+                self.memory.record_stream(index, storage.data_ptr(), stream.cuda_stream)
 
         self.patches.set(tensor, "record_stream", record_stream)
 

@@ -265,6 +265,27 @@ def test_odd_tensors(gpu):
     assert {(h.name, h.allocated) for h in found.values()} == {("wrapped", 16 * MiB), ("storage", 8 * MiB)}
 
 
+def test_tensors_of_a_virtual_gpu_that_was_on_before(gpu):
+    """They hold nothing of the one that is on, though its addresses are the same; named, nested or without a name."""
+    old, model = take(32), torch.nn.Linear(1024, 2048, bias=False, device="cuda")
+    addresses = {old.untyped_storage().data_ptr(), model.weight.untyped_storage().data_ptr()}
+    hidden = types.ModuleType("some_library")
+    sys.modules["some_library"], hidden.cache = hidden, [take(4)]
+    try:
+        session.stop()
+        session.start("8GiB")
+        new, other = take(32), take(8)
+        assert {tensor.untyped_storage().data_ptr() for tensor in (new, other)} == addresses
+        record = books(old=old, model=model, new=new, other=other)
+        assert [(h.name, h.allocated) for h in record.holders] == [("new", 32 * MiB), ("other", 8 * MiB)]
+        assert not {"old", "model"}.intersection(*(h.also for h in record.holders))
+        del new, other
+        record = books(old=old, model=model)
+        assert (record.holders, record.allocated, record.outside) == ((), 0, 0)
+    finally:
+        del sys.modules["some_library"]
+
+
 def test_what_no_name_reaches(gpu):
     """Tensors of a module are the module's, and those in garbage are garbage: separate from what is still held."""
     module = types.ModuleType("some_library")
@@ -466,7 +487,7 @@ def test_globals_are_not_a_functions_own():
 
 def test_what_is_barred_lives_as_long_as_the_walk():
     """Some modules make their namespace when asked; the id of one that died would bar another object."""
-    walk = Walk((object() for _ in range(100)), {"cuda"})
+    walk = Walk((object() for _ in range(100)), {})
     others = [object() for _ in range(100)]
     assert len(walk.enter(others)) == 100
 

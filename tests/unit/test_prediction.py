@@ -69,6 +69,18 @@ def test_parts_add_up_to_the_peak():
     assert result["t4"].ran
 
 
+def test_parameters_of_a_virtual_gpu_that_was_on_before():
+    """Their addresses are given out again, and what lies there now is no parameter."""
+    with session.virtual_gpu("T4"):
+        model = make(1).cuda()
+        address = model[0].weight.data_ptr()
+    with session.virtual_gpu("T4"):
+        data = take(4 * MiB)
+        assert data.data_ptr() == address
+        parts = dict(predict(lambda: data + 1).devices[0].parts)
+    assert parts == {"activations": 8 * MiB}
+
+
 def test_parameters_that_are_made_on_the_device():
     """Weights made there are parameters, also without an optimizer, under a default device, or frozen."""
 

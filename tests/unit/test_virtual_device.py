@@ -43,6 +43,22 @@ def randn(*size, **options):
 # What users write and read
 
 
+def test_a_tensor_of_a_virtual_gpu_that_was_on_before_says_nothing_of_streams():
+    """Its address is given out again: what lies there now is not put off for a stream that the old one was used on."""
+    with session.virtual_gpu("T4"):
+        old = torch.empty(32 * MiB, dtype=torch.uint8, device="cuda")
+    with session.virtual_gpu("T4"):
+        new = torch.empty(32 * MiB, dtype=torch.uint8, device="cuda")
+        assert new.data_ptr() == old.data_ptr()
+        old.record_stream(torch.cuda.Stream())
+        del new
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == 0
+        new = torch.empty(32 * MiB, dtype=torch.uint8, device="cuda")
+        new.record_stream(torch.cuda.Stream())
+        del new
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == 32 * MiB
+
+
 def test_every_way_to_get_to_the_device(gpu):
     host = torch.ones(2, 3)
     made = (

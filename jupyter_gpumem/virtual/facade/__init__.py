@@ -65,7 +65,7 @@ class Facade:
         classes.install(patches)
         communication.install(patches)
         absent.install(self.state, patches)
-        self._restore = devices.stand_in(VirtualBackend(self._workspaces), VirtualDriver(self.state))
+        self._restore = devices.stand_in(VirtualBackend(self.state.memory, self._workspaces), VirtualDriver(self.state))
         patches.on_undo(self._let_go)
         LEDGER.attach()
 

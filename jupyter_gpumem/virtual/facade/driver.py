@@ -10,19 +10,26 @@ from jupyter_gpumem.records import Device, DriverMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jupyter_gpumem.virtual.memory import VirtualMemory
+
     from .state import State
 
 
 class VirtualBackend(CachingAllocator):
-    """PyTorch's devices, as always, but for what tells a workspace from a tensor: which is which is known here.
+    """PyTorch's devices, as always, but for what is a workspace and whose a tensor is: that is known here.
 
     Args:
+        memory: the cards' memory.
         workspaces: returns `{address: bytes}` of the library workspaces on a card.
     """
 
-    def __init__(self, workspaces: Callable[[int], dict[int, int]]) -> None:
+    def __init__(self, memory: VirtualMemory, workspaces: Callable[[int], dict[int, int]]) -> None:
         super().__init__("cuda")
+        self._memory = memory
         self._workspaces = workspaces
+
+    def owns(self, index: int, address: int, storage: object) -> bool:
+        return self._memory.owns(index, address, storage)
 
     def workspaces(self, index: int) -> dict[int, int]:
         return self._workspaces(index)
