@@ -99,6 +99,7 @@ class Ranking:
                 if number in self._useful:
                     heapq.heappush(waiting, (root.rank * KIND, index, number, "", None))
         children, useful, reached = self.walk.children, self._useful, self.reached
+        named = {number for root in self.roots if root.kind == "module" for number in root.items}
         while waiting:
             cost, root_index, number, route, before = heapq.heappop(waiting)
             here = reached[number]
@@ -107,8 +108,14 @@ class Ranking:
             here[root_index] = Reach(cost, route, before)
             for child in children[number]:
                 if child in useful and root_index not in reached[child]:
+                    if child in named and self._is_class_of(child, number):
+                        continue
                     step, onwards = self._step(number, child)
                     heapq.heappush(waiting, (cost + step, root_index, child, onwards or route, number))
+
+    def _is_class_of(self, number: int, instance: int) -> bool:
+        """Whether an object is another one's class: a module holds that one, with or without instances."""
+        return type(self.walk.objects[instance]) is self.walk.objects[number]
 
     def _step(self, number: int, child: int) -> tuple[int, str]:
         torch = self._torch

@@ -194,6 +194,7 @@ def _barred(notebook: Notebook) -> list[object]:
     """Return what is not entered: namespaces, which functions of theirs lead to, the shell, and our own.
 
     A kernel's streams lead to its event loop, and so to all that runs: a thread, or the handler of a logger, keeps one.
+    So do the kernel and the application that own the shell: IPython's own frame in every traceback keeps that one.
     """
     barred: list[object] = [notebook, notebook.names, notebook.hidden]
     barred += filter(None, map(attributes_of, list(sys.modules.values())))
@@ -201,6 +202,10 @@ def _barred(notebook: Notebook) -> list[object]:
     shell = notebook.shell
     if shell is not None:
         barred += [shell, shell.displayhook, shell.history_manager, notebook.names.get("_oh")]
+        owner = getattr(shell, "parent", None)
+        while owner is not None:
+            barred.append(owner)
+            owner = getattr(owner, "parent", None)
     return barred
 
 

@@ -375,6 +375,37 @@ def test_everything_without_a_name_is_found_from_below(gpu, monkeypatch, asked):
     assert found.visited - named < len(gc.get_objects()) // 2
 
 
+@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
+def test_what_uses_a_class_or_function_does_not_hold_it(gpu, monkeypatch, asked):
+    """Half of a process leads to a class such as `Module`: its module holds it, and nothing else is looked at."""
+    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
+    library = types.ModuleType("some_library")
+    exec("def remember(x): return x\nclass Cached:\n    class Inner: pass", vars(library))
+    sys.modules["some_library"] = library
+    library.users = [[library.remember, library.Cached] for _ in range(1000)]
+    ends = [take(1), take(2), take(4)]
+    library.Cached.Inner.cache, library.remember.cache, torch.nn.Module.cache = ends
+    try:
+        assert len(upwards.leading_to(ends, {id(vars(library))})) < 20
+        del ends
+        found = lines(books(model=torch.nn.Linear(1, 1)))
+    finally:
+        del sys.modules["some_library"], torch.nn.Module.cache
+    assert {name: line.allocated for (_, name), line in found.items()} == {
+        "module some_library": 3 * MiB,
+        "module torch.nn.modules.module": 4 * MiB,
+    }
+
+
+def test_the_kernel_is_nobodys(gpu):
+    """IPython's frame in a traceback keeps the application, which leads to all that runs: no error holds that."""
+    application = types.SimpleNamespace(parent=None, handlers=[take(3)])
+    shell = Shell(error=types.SimpleNamespace(old_excepthook=application))
+    assert "error" in {h.name for h in survey(Notebook(shell)).record().devices[0].holders}
+    shell.parent = types.SimpleNamespace(parent=application)
+    assert "error" not in {h.name for h in survey(Notebook(shell)).record().devices[0].holders}
+
+
 def test_running_functions(gpu):
     """Local names of functions that run are roots, those of other threads too."""
     go, there = threading.Event(), threading.Event()
