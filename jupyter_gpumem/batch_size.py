@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from .arguments import check_function, check_share, check_whole
 from .devices import check_context, explain_absence, lost_context, note_loss, ready_devices
 from .errors import GpumemError, InvalidValueError, UnavailableError
 from .expectation import largest_batch, on_virtual_gpu
@@ -64,11 +65,12 @@ def find_batch_size(
         on_trial: called with each `Trial`.
 
     Raises:
-        InvalidValueError: `start`, `maximum` or `margin` is impossible, or `fn` is a coroutine function.
+        InvalidValueError: `start`, `maximum` or `margin` is impossible, `fn` or `on_trial` is no function, or `fn` is a
+            coroutine function.
         UnavailableError: there is no device to run out of memory, or the CUDA context is lost.
         Exception: whatever `fn` raises that is not about memory.
     """
-    _check(fn, start, maximum, margin)
+    _check(fn, start, maximum, margin, on_trial)
     check_context()
     absent = explain_absence()
     if absent is not None and not any(True for _ in ready_devices()):
@@ -88,13 +90,22 @@ def find_batch_size(
     )
 
 
-def _check(fn: Callable[[int], object], start: int, maximum: int | None, margin: float) -> None:
-    if start < 1:
-        raise InvalidValueError(f"start must be 1 or more, got {start}")
-    if maximum is not None and maximum < start:
-        raise InvalidValueError(f"maximum must not be below start ({start}), got {maximum}")
-    if not 0 <= margin < 1:
-        raise InvalidValueError(f"margin is a share of the memory such as 0.05, got {margin}")
+def _check(
+    fn: Callable[[int], object],
+    start: int,
+    maximum: int | None,
+    margin: float,
+    on_trial: Callable[[Trial], object] | None,
+) -> None:
+    check_function("fn", fn, "a batch size")
+    check_whole("start", start)
+    if maximum is not None:
+        check_whole("maximum", maximum)
+        if maximum < start:
+            raise InvalidValueError(f"maximum must not be below start ({start}), got {maximum}")
+    check_share("margin", margin)
+    if on_trial is not None:
+        check_function("on_trial", on_trial, "a Trial")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidValueError("fn must not be a coroutine function; wrap it: lambda n: asyncio.run(fn(n))")
 

@@ -16,6 +16,7 @@ from .allocator.check import Check, check
 from .allocator.replay import Conditions, Replay, replay, reserved_at_start
 from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
+from .arguments import check_function, shown
 from .choices import Search, cost, recommended
 from .errors import InvalidValueError
 from .reasons import explain, note_on_the_start, notes_on_chance, notes_on_delays, notes_on_numbers
@@ -173,13 +174,15 @@ def whatif(
         RecordingError: the recording cannot be read, or has no events.
         InvalidValueError: a setting, a size or the number of processes is not understood.
     """
+    if progress is not None:
+        check_function("progress", progress, "how many replays are done, and how many are planned")
     chosen = _chosen(settings)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise InvalidValueError(f"{_shown(jobs)} processes are not possible; jobs is a number of at least 1")
+        raise InvalidValueError(f"{shown(jobs)} processes are not possible; jobs is a number of at least 1")
     if isinstance(recording, (str, os.PathLike)):
         recording = read_recording(recording)
     elif not isinstance(recording, Recording):
-        raise InvalidValueError(f"{_shown(recording)} is not a recording; give one, or the name of its file")
+        raise InvalidValueError(f"{shown(recording)} is not a recording; give one, or the name of its file")
     device = _device(recording, device)
     circumstances = recording.circumstances(device)
     conditions = _conditions(recording, device, memory, limit)
@@ -292,24 +295,19 @@ class _Run:
             self.progress(self.finished + count, self.planned)
 
 
-def _shown(value: object) -> str:
-    """Return a wrong value on one short line."""
-    return " ".join(repr(value).split())[:60]
-
-
 def _chosen(settings: Any) -> list[AllocatorSettings] | None:
     if settings is None:
         return None
     if isinstance(settings, (str, AllocatorSettings)):
         settings = [settings]
     if isinstance(settings, (bytes, Mapping)) or not isinstance(settings, Iterable):
-        raise InvalidValueError(f"settings of {_shown(settings)} are not understood; give a list of {_EXAMPLE}")
+        raise InvalidValueError(f"settings of {shown(settings)} are not understood; give a list of {_EXAMPLE}")
     return [_settings(choice) for choice in settings]
 
 
 def _settings(choice: Any) -> AllocatorSettings:
     if not isinstance(choice, (str, AllocatorSettings)):
-        raise InvalidValueError(f"settings of {_shown(choice)} are not understood; write a text such as {_EXAMPLE}")
+        raise InvalidValueError(f"settings of {shown(choice)} are not understood; write a text such as {_EXAMPLE}")
     settings = AllocatorSettings.parse(choice) if isinstance(choice, str) else choice
     backend = dict(settings.others).get("backend", "native")
     if backend != "native":
@@ -322,14 +320,14 @@ def _device(recording: Recording, device: int | None) -> int:
         return recording.busiest
     if device not in recording.devices:
         known = ", ".join(map(str, recording.devices)) or "none"
-        raise InvalidValueError(f"{recording.source} has no device {_shown(device)}; it has {known}")
+        raise InvalidValueError(f"{recording.source} has no device {shown(device)}; it has {known}")
     return device
 
 
 def _size(value: int | str, what: str) -> int:
     size = parse_bytes(value) if isinstance(value, str) else value
     if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST:
-        raise InvalidValueError(f"{what} of {_shown(value)} is not possible; write a size such as 24GiB")
+        raise InvalidValueError(f"{what} of {shown(value)} is not possible; write a size such as 24GiB")
     return size
 
 

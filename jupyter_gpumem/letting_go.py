@@ -47,7 +47,7 @@ def free(
         UnavailableError: the CUDA context is lost: freeing a tensor could end the process.
     """
     check_context()
-    notebook = notebook or Notebook.current()
+    notebook = Notebook.current() if notebook is None else notebook  # `survey` refuses what is none
     wanted = (errors, outputs, cycles, cache)
     if dry_run:
         return _rehearsal(notebook, wanted)

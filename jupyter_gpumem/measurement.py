@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import psutil
 
 from . import devices
+from .arguments import check_function, shown
 from .devices import check_devices, device_labels
+from .errors import InvalidValueError
 from .ledger import LEDGER
 from .records import DeviceUsage, Measurement
 
@@ -39,6 +41,9 @@ class Measure:
         devices: which devices to measure, as indices or labels (`0`, `"cuda:1"`); all that the process uses if `None`.
         on_result: called with the `Measurement` when the measured code ends, also when it fails.
 
+    Raises:
+        InvalidValueError: the label is no text, or `on_result` is no function.
+
     Attributes:
         result: the `Measurement`, once the measured code has ended; `None` before.
     """
@@ -50,7 +55,9 @@ class Measure:
         on_result: Callable[[Measurement], object] | None = None,
     ) -> None:
         if not (label is None or isinstance(label, str)):
-            raise TypeError(f"a label is a text, got {label!r}; devices are named with devices={label!r}")
+            raise InvalidValueError(f"a label is a text, got {shown(label)}; devices are named with devices=")
+        if on_result is not None:
+            check_function("on_result", on_result, "a Measurement")
         self.result: Measurement | None = None
         self._label = label
         self._only = device_labels(devices)
@@ -122,10 +129,12 @@ class Measure:
         """Return `function` measured at each call; its attribute `measurement` is the latest result.
 
         Raises:
+            InvalidValueError: it cannot be called.
             TypeError: it is a generator function.
         """
         if isinstance(function, (classmethod, staticmethod)):
             raise TypeError("measure the function itself: put @gm.measure below @classmethod or @staticmethod")
+        check_function("what is measured", function, "any arguments")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"cannot measure the generator function {function.__qualname__!r}: its body runs between the lines of "

@@ -9,17 +9,19 @@ import io
 import linecache
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import devices
+from .arguments import check_function, check_text, check_whole, shown
 from .batches import Search
 from .control.environment import starting_settings
 from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import CodeType
 
     from .virtual.cards import Card
@@ -78,10 +80,11 @@ def predict(
         **kwargs: its arguments by name.
 
     Raises:
-        InvalidValueError: a card is not known, or the batch argument is none.
+        InvalidValueError: a card is not known, the batch argument is none, or what is given is of another kind.
         UnavailableError: PyTorch cannot have a virtual GPU.
     """
     __tracebackhide__ = True
+    _check(function, gpu, batch, runs)
     plain = plain_function(function)
     code = getattr(plain, "__code__", None)
     file = code.co_filename if code is not None else ""
@@ -298,6 +301,16 @@ def plain_function(function: Any) -> Any:
         kind = type(function)
         function = getattr(kind, "forward", None) or kind.__call__
     return getattr(function, "__func__", function)
+
+
+def _check(function: object, gpu: object, batch: object, runs: object) -> None:
+    """Refuse what cannot be predicted with."""
+    check_function("function", function, "the other arguments")
+    if not (gpu is None or isinstance(gpu, Iterable)):
+        raise InvalidValueError(f"gpu must be a card such as 'T4', or a list of some, got {shown(gpu)}")
+    if batch is not None:
+        check_text("batch", batch, "batch_size")
+    check_whole("runs", runs)
 
 
 def _bound(function: Any, batch: str, args: Any, kwargs: Any) -> inspect.BoundArguments:

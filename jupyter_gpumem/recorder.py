@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from .arguments import shown
 from .devices import check_context
 from .devices.history import History
 from .errors import InvalidValueError, RecordingError
@@ -52,7 +53,9 @@ class Recorder:
             UnavailableError: there is no PyTorch or no GPU to record.
         """
         if isinstance(max_entries, bool) or not isinstance(max_entries, int) or not 1 <= max_entries <= sys.maxsize:
-            raise InvalidValueError(f"{max_entries!r:.40} events cannot be kept; max_entries is a number of at least 1")
+            raise InvalidValueError(
+                f"{shown(max_entries)} events cannot be kept; max_entries is a number of at least 1"
+            )
         with self._lock:
             ours = self._running()
             if self._history.enabled():
@@ -166,7 +169,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
         stacks: whether to record where each allocation is made.
 
     Raises:
-        InvalidValueError: that many events cannot be kept.
+        InvalidValueError: that many events cannot be kept, or the path is none.
         RecordingError: a recording is running already, or the file cannot be written; the block is not run then,
             unless that shows only at its end.
         UnavailableError: there is no PyTorch or no GPU to record.

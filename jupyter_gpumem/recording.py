@@ -16,6 +16,7 @@ from .allocator.compiler import compile_trace
 from .allocator.settings import AllocatorSettings
 from .allocator.start import Held, held_at_start, pool_of
 from .allocator.trace import Circumstances, Trace, add_start
+from .arguments import check_path
 from .errors import InvalidValueError, RecordingError
 from .saving import save_whole
 from .snapshots import CHECKED_AT_ONCE, KEY, OTHERS, check_events, check_snapshot
@@ -222,8 +223,10 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
     Nothing in the file is run: only plain containers, numbers and strings are admitted.
 
     Raises:
+        InvalidValueError: it is no path.
         RecordingError: there is no such file, or it is not a recording; one line that says what it is instead.
     """
+    check_path(path)
     name = Path(path).name
     data = load_plain(Path(path))
     if isinstance(data, list) and data and all(isinstance(item, dict) and "blocks" in item for item in data):

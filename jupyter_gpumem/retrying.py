@@ -8,6 +8,7 @@ import gc
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from .arguments import check_function, shown
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .notebook import chained
@@ -44,7 +45,7 @@ def retry_on_oom(
         InvalidValueError: `max_retries` is no whole number of 0 or more, or what is to be called cannot be.
     """
     if function is not None and not callable(function):
-        raise InvalidValueError(f"expected a function, got {function!r}; write gm.retry_on_oom(max_retries=3)")
+        raise InvalidValueError(f"expected a function, got {shown(function)}; write gm.retry_on_oom(max_retries=3)")
     retry = Retry(max_retries, on_retry)
     return retry if function is None else retry(function)
 
@@ -60,12 +61,13 @@ class Retry:
     def __init__(self, max_retries: int, on_retry: Callable[[FailedAttempt], object] | None) -> None:
         # Refused now: on the day when memory runs out, an error of ours would take the place of the retry.
         if not isinstance(max_retries, int) or max_retries < 0:
-            raise InvalidValueError(f"max_retries must be a whole number of 0 or more, got {max_retries!r}")
+            raise InvalidValueError(f"max_retries must be a whole number of 0 or more, got {shown(max_retries)}")
         if on_retry is not None and not callable(on_retry):
-            raise InvalidValueError(f"on_retry must be a function of one argument, got {on_retry!r}")
+            raise InvalidValueError(f"on_retry must be a function of one argument, got {shown(on_retry)}")
         self._max_retries, self._on_retry = max_retries, on_retry
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        check_function("what is retried", function, "any arguments")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"cannot retry the generator function {function.__qualname__!r}: its body runs between the lines of "
@@ -96,6 +98,7 @@ class Retry:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function, again if need be, and return its value."""
+        check_function("what is retried", function, "these arguments")
         for number in range(1, self._max_retries + 2):
             observe()
             try:

@@ -7,6 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from .arguments import check_path
 from .errors import RecordingError
 
 
@@ -14,8 +15,10 @@ def check_place(path: str | os.PathLike[str]) -> Path:
     """Return the file that a path names, links followed, if one can be saved there; nothing is written.
 
     Raises:
+        InvalidValueError: it is no path.
         RecordingError: what is there is no ordinary file, or its folder cannot be written to.
     """
+    check_path(path)
     try:
         target = Path(os.path.realpath(path))
         mode = target.stat().st_mode if target.exists() else stat.S_IFREG

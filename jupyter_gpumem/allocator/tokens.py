@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.errors import InvalidValueError
 
 _LONGEST = 20_000
@@ -57,7 +58,7 @@ def split_settings(text: str) -> list[Value]:
         InvalidValueError: it is no string, or not of that form; the text names the bad token.
     """
     if not isinstance(text, str):
-        raise InvalidValueError(f"allocator settings are a text such as 'expandable_segments:True', got {text!r:.80}")
+        raise InvalidValueError(f"allocator settings are a text such as 'expandable_segments:True', got {shown(text)}")
     if len(text) > _LONGEST:
         raise InvalidValueError(f"the allocator settings have {len(text):,} characters; at most {_LONGEST:,} are read")
     values = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import format_bytes, parse_bytes
 
@@ -54,7 +55,9 @@ def parse_amount(value: int | str, *, free: bool = True) -> Amount:
         InvalidValueError: it is no amount, none above zero, or more than can be counted.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise InvalidValueError(f"not an amount: {value!r}; write bytes as an int, or a text such as 512MiB or 80%")
+        raise InvalidValueError(
+            f"not an amount: {shown(value)}; write bytes as an int, or a text such as 512MiB or 80%"
+        )
     if isinstance(value, int):
         amount = Amount(value)
     elif "%" not in value:
@@ -63,12 +66,12 @@ def parse_amount(value: int | str, *, free: bool = True) -> Amount:
         match = _SHARE.fullmatch(value)
         if match is None or not 0 < float(match[1]) <= 100:
             forms = "80% (of the card) or 80%free (of what is free)" if free else "80%"
-            raise InvalidValueError(f"not a share: {value!r}; write {forms}, above 0 and up to 100")
+            raise InvalidValueError(f"not a share: {shown(value)}; write {forms}, above 0 and up to 100")
         if match[2] and not free:
-            raise InvalidValueError(f"{value!r}: a cap is a share of the whole card; write {match[1]}%")
+            raise InvalidValueError(f"{shown(value)}: a cap is a share of the whole card; write {match[1]}%")
         amount = Amount(None, float(match[1]) / 100, bool(match[2]))
     if amount.size is not None and amount.size <= 0:
-        raise InvalidValueError(f"{value!r} is no memory at all; write an amount above 0, such as 512MiB")
+        raise InvalidValueError(f"{shown(value)} is no memory at all; write an amount above 0, such as 512MiB")
     if amount.size is not None and amount.size > _MOST:
-        raise InvalidValueError(f"{value!r:.40} is more memory than there is anywhere; write less, such as 512MiB")
+        raise InvalidValueError(f"{shown(value)} is more memory than there is anywhere; write less, such as 512MiB")
     return amount

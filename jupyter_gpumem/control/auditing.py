@@ -6,6 +6,7 @@ import dataclasses
 import gc
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import (
     actable_devices,
     check_devices,
@@ -77,7 +78,7 @@ def check_threshold(threshold: float) -> None:
         InvalidValueError: it is not between 0 and 1.
     """
     if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
-        raise InvalidValueError(f"not a ratio: {threshold!r}; write a number from 0 to 1, such as {THRESHOLD}")
+        raise InvalidValueError(f"not a ratio: {shown(threshold)}; write a number from 0 to 1, such as {THRESHOLD}")
 
 
 def _audited(threshold: float, only: frozenset[str] | None) -> tuple[DeviceAudit, ...]:

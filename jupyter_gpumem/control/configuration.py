@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.allocator.keys import KEYS, is_known_to
 from jupyter_gpumem.allocator.settings import AllocatorSettings, warnings
+from jupyter_gpumem.arguments import check_flag
 from jupyter_gpumem.devices import (
     actable_backend,
     explain_absence,
@@ -275,10 +276,12 @@ def allocator_config(
         force: also do what is refused for being unsafe or without effect.
 
     Raises:
-        InvalidValueError: a key or value is wrong, or more than one thing was asked for.
+        InvalidValueError: a key, a value or a flag is wrong, or more than one thing was asked for.
         SettingsRefusedError: the change is unsafe or has no effect, or PyTorch refuses it; nothing was changed.
         UnavailableError: there is no PyTorch, no GPU, or no allocator with settings.
     """
+    for name, flag in (("undo", undo), ("reset", reset), ("force", force)):
+        check_flag(name, flag)
     if (changes is not None) + undo + reset > 1:
         raise InvalidValueError("a change, undo and reset are three things; ask for one of them")
     if changes is not None:

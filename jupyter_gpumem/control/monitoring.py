@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.arguments import check_function, shown
 from jupyter_gpumem.devices import check_context, counters, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 
@@ -37,7 +38,7 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
             raised by `stop()`.
 
     Raises:
-        InvalidValueError: the interval or the threshold makes no sense.
+        InvalidValueError: the interval or the threshold makes no sense, or `on_exceed` is no function.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         on_exceed: Callable[[DeviceAudit], object] | None = None,
     ) -> None:
         if not (isinstance(interval, (int, float)) and 0 < interval <= threading.TIMEOUT_MAX):
-            raise InvalidValueError(f"not an interval: {interval!r:.40}; write seconds above 0")
+            raise InvalidValueError(f"not an interval: {shown(interval)}; write seconds above 0")
         check_threshold(threshold)
+        if on_exceed is not None:
+            check_function("on_exceed", on_exceed, "a DeviceAudit")
         self._interval, self._threshold, self._on_exceed = interval, threshold, on_exceed
         self._above: set[str] = set()
         self._audits: deque[DeviceAudit] = deque(maxlen=KEPT)

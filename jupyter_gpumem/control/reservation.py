@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.allocator.sizes import SMALL_SIZE
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import actable_device, backends, driver_memory, note_loss
 from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError, UnavailableError
 from jupyter_gpumem.fragments import lying_in, pool_id_of, segment_at
@@ -79,7 +80,7 @@ class ReservationBook:
             InvalidValueError: it is in use, or no name.
         """
         if name is not None and not (isinstance(name, str) and name.strip()):
-            raise InvalidValueError(f"not a name: {name!r}; write a text such as spare")
+            raise InvalidValueError(f"not a name: {shown(name)}; write a text such as spare")
         with self._lock:
             self.list()  # names of what has gone are free again
             if name is None:

@@ -10,6 +10,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from jupyter_gpumem.arguments import check_whole, shown
 from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
@@ -101,11 +102,15 @@ def survey(
     """Search who holds what. Allocates nothing on a device, and starts no device.
 
     Raises:
+        InvalidValueError: the budget is no whole number of 1 or more, or the notebook is none.
         UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
+    check_whole("budget", budget)
+    if not (notebook is None or isinstance(notebook, Notebook)):
+        raise InvalidValueError(f"notebook must be a Notebook or None for this session's, got {shown(notebook)}")
     check_context()
-    notebook = notebook or Notebook.current()
+    notebook = Notebook.current() if notebook is None else notebook
     only = device_labels(devices)
     check_devices(only)
     ready = [key for key in ready_devices() if only is None or f"{key[0].kind}:{key[1]}" in only]
@@ -221,6 +226,7 @@ def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: i
         budget: how many objects are looked at before the search ends; the result says when that was not enough.
 
     Raises:
+        InvalidValueError: the budget is no whole number of 1 or more.
         UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
@@ -238,7 +244,7 @@ def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) 
     Raises:
         InvalidValueError: no such name holds device memory.
     """
-    notebook = notebook or Notebook.current()
+    notebook = Notebook.current() if notebook is None else notebook
     found = survey(notebook, budget=budget)
     ranking = found.ranking
     wanted = [n for n, root in enumerate(ranking.roots) if root.name == name or root.name.endswith(f": {name}")]

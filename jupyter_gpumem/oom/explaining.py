@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.devices import lost_context
 from jupyter_gpumem.errors import GpumemError, InvalidValueError, UnavailableError
@@ -72,7 +73,7 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
         if error is None:
             raise UnavailableError("there was no error in this session; hand one over: gm.explain_oom(error)")
     if not isinstance(error, BaseException):
-        raise InvalidValueError(f"expected an error or its text, got {error!r}; write gm.explain_oom(error)")
+        raise InvalidValueError(f"expected an error or its text, got {shown(error)}; write gm.explain_oom(error)")
     found = find_oom(error)
     if found is None:
         return None

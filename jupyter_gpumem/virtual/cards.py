@@ -17,6 +17,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from jupyter_gpumem.arguments import check_text
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import GiB, KiB, MiB, format_bytes, parse_bytes
 
@@ -217,6 +218,7 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     Raises:
         InvalidValueError: a card is not known, none is named, or there are more than 16.
     """
+    check_text("a card", text, "A100-80GB")
     cards: list[Card] = []
     for part in text.split(","):
         counted = _COUNTED.fullmatch(part)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.allocator.settings import AllocatorSettings
+from jupyter_gpumem.arguments import check_text, shown
 from jupyter_gpumem.devices import check_context
-from jupyter_gpumem.errors import UnavailableError
+from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 
 from . import attention, autocast, backend, claim, facade, recurrent, softmax, sparse
 from .cards import Card, parse_cards
@@ -22,8 +24,6 @@ from .values import Notes, Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 
 class VirtualGpu:
@@ -104,18 +104,22 @@ def active() -> VirtualGpu | None:
     return _active[-1] if _active else None
 
 
-def start(cards: Sequence[Card] | str, settings: AllocatorSettings | None = None) -> VirtualGpu:
+def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None = None) -> VirtualGpu:
     """Switch a virtual GPU on for this process.
 
     Args:
         cards: the cards, or their names such as `2xA100-40GB`.
-        settings: PyTorch's allocator settings; by default its defaults.
+        settings: PyTorch's allocator settings, also as it writes them; by default its defaults.
 
     Raises:
-        InvalidValueError: a name is not understood.
+        InvalidValueError: a name or the settings are not understood.
         UnavailableError: one is on already, PyTorch cannot have one, or the CUDA context of a real one is lost.
     """
     check_context()
+    if isinstance(settings, str):
+        settings = AllocatorSettings.parse(settings)
+    elif not (settings is None or isinstance(settings, AllocatorSettings)):
+        raise InvalidValueError(f"settings must be a text such as 'expandable_segments:True', got {shown(settings)}")
     if _active:
         raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
@@ -145,17 +149,18 @@ def stop() -> list[str]:
 
 
 @contextlib.contextmanager
-def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | None = None) -> Iterator[VirtualGpu]:
+def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | str | None = None) -> Iterator[VirtualGpu]:
     """Have a virtual GPU inside a `with` block.
 
     Args:
         gpu: the card, several or a size: `A100-80GB`, `2xA100-40GB`, `24GiB`.
-        settings: PyTorch's allocator settings; by default its defaults.
+        settings: PyTorch's allocator settings, as it writes them: `expandable_segments:True`; by default its defaults.
 
     Raises:
-        InvalidValueError: the card is not known.
+        InvalidValueError: the card is not known, or the settings are not understood.
         UnavailableError: one is on already, or PyTorch cannot have one.
     """
+    check_text("gpu", gpu, "A100-80GB")
     started = start(gpu, settings)
     try:
         yield started

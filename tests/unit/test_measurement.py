@@ -478,7 +478,7 @@ def test_host_memory_is_in_the_result(fake):
 @pytest.mark.parametrize("label", [0, [0], ("cuda:0",), b"x"])
 def test_a_label_that_is_none_is_refused(label):
     """`gm.measure(0)` is a guess for a device: it says how to name one."""
-    with pytest.raises(TypeError, match=r"^a label is a text, got .*; devices are named with devices="):
+    with pytest.raises(InvalidValueError, match=r"^a label is a text, got .*; devices are named with devices="):
         gm.measure(label)
 
 

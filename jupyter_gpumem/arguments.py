@@ -1,0 +1,79 @@
+"""What public functions ask of their arguments before they begin: a wrong one is refused at once, in one line."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import InvalidValueError
+
+
+def check_whole(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is no whole number of at least so much; whole numbers of NumPy's are some.
+
+    Raises:
+        InvalidValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InvalidValueError(f"{name} must be a whole number of {least} or more, got {shown(value)}")
+
+
+def check_share(name: str, value: object) -> None:
+    """Refuse what is no number from 0 to below 1.
+
+    Raises:
+        InvalidValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
+        raise InvalidValueError(f"{name} must be a share from 0 to below 1, such as 0.05, got {shown(value)}")
+
+
+def check_function(name: str, value: object, takes: str) -> None:
+    """Refuse what cannot be called.
+
+    Args:
+        name: what the argument is called.
+        value: what was given for it.
+        takes: what it would be called with, in words.
+
+    Raises:
+        InvalidValueError: it cannot be called.
+    """
+    if not callable(value):
+        raise InvalidValueError(f"{name} must be a function that takes {takes}, got {shown(value)}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither `True` nor `False`.
+
+    Raises:
+        InvalidValueError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise InvalidValueError(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_text(name: str, value: object, example: str) -> None:
+    """Refuse what is no text.
+
+    Raises:
+        InvalidValueError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise InvalidValueError(f"{name} must be a text such as {example!r}, got {shown(value)}")
+
+
+def check_path(value: object) -> None:
+    """Refuse what cannot be the name of a file.
+
+    Raises:
+        InvalidValueError: it is neither a text nor a path.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidValueError(f"the name of a file must be a text or a path, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: its `repr`, on one line and not too long."""
+    return " ".join(f"{value!r:.400}".split())[:60]
