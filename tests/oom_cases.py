@@ -47,7 +47,7 @@ CASES = (
     Oom(
         "others",
         ("def step():\n    return share(.5)\nstep()",),
-        ("belong to", "not to this kernel"),
+        ("belong to", "not to this process"),
         real=True,
         name="another process",
     ),

@@ -84,11 +84,11 @@ class ErrorWatch:
         setattr(error, _STORED, (name, record))
 
     def _explain(self, error: BaseException, cell: int | None) -> None:
-        from jupyter_gpumem import oom
+        from jupyter_gpumem import devices, oom
         from jupyter_gpumem.incidents import note_oom
 
         shown = oom.explained(error) is not None
-        found = oom.explain_oom(error)
+        found = oom.explain_error(error, released=self.free and devices.lost_context() is None)
         if found is None:
             return
         note_oom(found, cell)

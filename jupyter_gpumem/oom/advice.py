@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyter_gpumem.holding.books import reservation_name
+from jupyter_gpumem.holding.edges import is_a
 from jupyter_gpumem.records import OomAction
 from jupyter_gpumem.units import format_bytes
 
@@ -23,8 +24,22 @@ _MOST_ACTIONS = 3
 _WORTH_NAMING = 0.02
 _MOST_CANDIDATES = 5
 _NOTEBOOK = frozenset({"error", "output", "cycle"})
+RELEASED = frozenset({"error", "cycle"})
+"""Kinds of holders that go with the error: its frames, and what IPython's traceback leaves in cycles."""
 EXPANDABLE = "expandable_segments:True"
 _CONVOLUTION = ("conv", "cudnn")
+
+
+class Place(NamedTuple):
+    """Where memory ran out.
+
+    Attributes:
+        notebook: whether that is a session with magics, cells and a kernel, and not a script.
+        released: whether what only the error's frames and garbage hold is let go of as soon as it is explained.
+    """
+
+    notebook: bool = True
+    released: bool = False
 
 
 class Advisor:
@@ -36,12 +51,20 @@ class Advisor:
         state: what was kept, or `None`.
         found: who holds memory, or `None` where nobody was searched for.
         replayed: the settings under which a replay of the running recording gets through, or `None`.
+        place: where it ran out.
     """
 
     def __init__(
-        self, kind: str, n: Numbers, state: OomState | None, found: Survey | None, replayed: str | None = None
+        self,
+        kind: str,
+        n: Numbers,
+        state: OomState | None,
+        found: Survey | None,
+        replayed: str | None = None,
+        place: Place = Place(),  # noqa: B008 - a constant
     ) -> None:
         self._kind, self._n, self._state, self._found, self._replayed = kind, n, state, found, replayed
+        self._place = place
         self._rehearsal = Rehearsal(state) if state is not None else None
         self._usable = self._rehearsal is not None and self._rehearsal.usable
 
@@ -66,11 +89,13 @@ class Advisor:
             size = n.others if n.others is not None else n.elsewhere
             return [OomAction("wait until the other processes are done, or use another card", size)]
         if kind == "private pools":
-            text = "let go of CUDA graphs: delete them and what was compiled, torch._dynamo.reset(), then %gpumem_free"
+            free = "%gpumem_free" if self._place.notebook else "gm.free()"
+            text = f"let go of CUDA graphs: delete them and what was compiled, torch._dynamo.reset(), then {free}"
             return [OomAction(text, n.private)]
         if kind == "outside":
             size = max(0, (n.outside or 0) - CONTEXT)
-            return [OomAction("restart the kernel, and leave out what took memory outside PyTorch", size)]
+            what = "kernel" if self._place.notebook else "process"
+            return [OomAction(f"restart the {what}, and leave out what took memory outside PyTorch", size)]
         if kind == "absurd request":
             return [OomAction("look at the shapes where it failed: a broadcast or a product of two large dimensions")]
         if kind == "unclear" and n.free is not None:
@@ -106,19 +131,52 @@ class Advisor:
         return [OomAction(text, self._n.unallocated - self._n.private_free, checked=True, settings=EXPANDABLE)]
 
     def _release(self) -> list[OomAction]:
-        """Return that the notebook's own holders can go, with what they alone hold."""
+        """Return that what the notebook itself holds can go, or in a script the error, with what they alone hold."""
         if self._found is None or self._state is None:
             return []
-        label, roots = self._state.device.label, self._found.ranking.roots
-        size, freed = 0, set()
-        for where, storage, holding in self._found.storages():
-            if where == label and all(roots[root].kind in _NOTEBOOK for root in holding):
-                size += storage.allocated
-                freed.add(storage.address)
+        kinds = _NOTEBOOK if self._place.notebook else RELEASED
+        freed = {
+            address: size
+            for address, (size, holding) in self._held(kinds).items()
+            if not (self._place.released and holding <= RELEASED)
+        }
+        size = sum(freed.values())
         if size < _WORTH_NAMING * max(1, self._n.allocated):
             return []
-        checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(freed=freed) is True
-        return [OomAction("%gpumem_free: the failed cell, outputs and garbage let go of it", size, checked)]
+        checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(freed=set(freed)) is True
+        if not self._place.notebook:
+            text = "drop the error before trying again: leave its except block, keep it nowhere, then gm.free()"
+        elif self._place.released:
+            text = "%gpumem_free: outputs let go of it"
+        else:
+            text = "%gpumem_free: the failed cell, outputs and garbage let go of it"
+        return [OomAction(text, size, checked)]
+
+    def released(self) -> int:
+        """Return the bytes that come back with the error's frames and garbage, on the device where memory ran out."""
+        return sum(size for size, _ in self._held(RELEASED).values())
+
+    def _held(self, kinds: frozenset[str]) -> dict[int, tuple[int, set[str]]]:
+        """Return what only holders of some kinds keep there: by its address, the size in bytes and these kinds."""
+        if self._found is None or self._state is None:
+            return {}
+        kind_of = self._kinds_of_roots(self._found)
+        held = (
+            (storage, {kind_of[root] for root in holding})
+            for where, storage, holding in self._found.storages()
+            if where == self._state.device.label
+        )
+        return {storage.address: (storage.allocated, those) for storage, those in held if those <= kinds}
+
+    def _kinds_of_roots(self, found: Survey) -> list[str]:
+        """Return what kind each root is; in a script, a name that an error is bound to goes with the error."""
+        objects = found.ranking.walk.objects
+        return [
+            "error"
+            if not self._place.notebook and root.items and all(is_a(objects[n], BaseException) for n in root.items)
+            else root.kind
+            for root in found.ranking.roots
+        ]
 
     def _give_back(self, holders: tuple[Holder, ...]) -> list[OomAction]:
         """Return which guard band could go: the smallest that is enough, or else the largest."""

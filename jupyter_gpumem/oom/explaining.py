@@ -19,7 +19,7 @@ from jupyter_gpumem.records import Holder, OomExplanation, OomText
 from jupyter_gpumem.units import format_bytes
 
 from . import observer, verdicts
-from .advice import EXPANDABLE, Advisor
+from .advice import EXPANDABLE, RELEASED, Advisor, Place
 from .numbers import numbers
 from .shapes import frame_place, guess_shape
 from .texts import find_oom, parse
@@ -74,13 +74,23 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
             raise UnavailableError("there was no error in this session; hand one over: gm.explain_oom(error)")
     if not isinstance(error, BaseException):
         raise InvalidValueError(f"expected an error or its text, got {shown(error)}; write gm.explain_oom(error)")
+    return explain_error(error)
+
+
+def explain_error(error: BaseException, *, released: bool = False) -> OomExplanation | None:
+    """Return why memory ran out, and keep it with the error and as the last one; `None` for other errors.
+
+    Args:
+        error: the error, or one that was raised from it.
+        released: whether the caller lets go of the error's frames and of garbage right afterwards.
+    """
     found = find_oom(error)
     if found is None:
         return None
     cause, text = found
     known: OomExplanation | None = getattr(cause, _ATTRIBUTE, None)
     if known is None:
-        known = _explain(text, _state(text), cause)
+        known = _explain(text, _state(text), cause, released=released)
         setattr(cause, _ATTRIBUTE, known)
         note_oom(known)
     return known
@@ -95,7 +105,7 @@ def _state(text: OomText) -> tuple[OomState, str] | None:
     if text.family == "host" or text.platform not in {"cuda", "hip", "xpu"}:
         return None
     now = observer.capture("xpu" if text.platform == "xpu" else "cuda", text.device or 0)
-    return None if now is None or text.requested is None else (now, "after the cell")
+    return None if now is None or text.requested is None else (now, "afterwards")
 
 
 def _belongs(state: OomState, text: OomText) -> bool:
@@ -106,7 +116,9 @@ def _belongs(state: OomState, text: OomText) -> bool:
 
 
 @leaving_nothing
-def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseException | None) -> OomExplanation:
+def _explain(
+    text: OomText, seen: tuple[OomState, str] | None, error: BaseException | None, *, released: bool = False
+) -> OomExplanation:
     state, when = seen if seen is not None else (None, "in the text only")
     n = numbers(text, state)
     if text.family in _FAMILIES:
@@ -118,7 +130,8 @@ def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseExcept
         if state is not None and state.segments is not None:
             largest = fragmentation(state.segments).largest_free
         said = verdicts.sentence(kind, n, largest)
-    found = survey(Notebook.current(error)) if state is not None and lost_context() is None else None
+    notebook = Notebook.current(error)
+    found = survey(notebook) if state is not None and lost_context() is None else None
     holders: tuple[Holder, ...] = ()
     details: list[str] = []
     if found is not None and state is not None:
@@ -126,20 +139,24 @@ def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseExcept
         holders = books.holders if books is not None else ()
         if kind == "fragmentation":
             details += _pins(state, found)
-        if holders:
-            named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in holders[:_MOST_HOLDERS])
+        staying = [h for h in holders if not (released and h.kind in RELEASED)]
+        if staying:
+            named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in staying[:_MOST_HOLDERS])
             details.append(f"The largest holders: {named}")
-    if error is not None:
-        place = frame_place(error)
-        if place is not None:
-            details.insert(0, f"It failed in {place}")
-        shape = guess_shape(error, n.request) if n.request is not None and kind == "absurd request" else None
-        if shape is not None:
-            details.insert(1, shape)
+    details[:0] = _failed_at(error, n.request if kind == "absurd request" else None)
     trouble = observer.problem()
     if trouble is not None:
         details.append(f"The state could not be kept when it happened: {trouble}")
-    replayed = _replayed(state) if state is not None and kind == "fragmentation" else None
+    advisor = Advisor(
+        kind,
+        n,
+        state,
+        found,
+        _replayed(state) if state is not None and kind == "fragmentation" else None,
+        Place(notebook.shell is not None, released),
+    )
+    if released and (size := advisor.released()):
+        details.append(f"What only the failed cell and garbage held is given back now: {format_bytes(size)}")
     return OomExplanation(
         verdict=kind,
         sentence=said,
@@ -147,9 +164,18 @@ def _explain(text: OomText, seen: tuple[OomState, str] | None, error: BaseExcept
         device=state.device.label if state is not None else None,
         evidence=verdicts.evidence(n) if text.family == "allocator" else (),
         details=tuple(details),
-        actions=Advisor(kind, n, state, found, replayed).actions(holders) if text.family == "allocator" else (),
+        actions=advisor.actions(holders) if text.family == "allocator" else (),
         seen=when,
     )
+
+
+def _failed_at(error: BaseException | None, request: int | None) -> list[str]:
+    """Say in which line an error was raised, and of which tensor the bytes are that were asked for."""
+    if error is None:
+        return []
+    place = frame_place(error)
+    shape = guess_shape(error, request) if request is not None else None
+    return [*([f"It failed in {place}"] if place is not None else []), *([shape] if shape is not None else [])]
 
 
 def _name(holder: Holder) -> str:

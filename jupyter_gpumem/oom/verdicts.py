@@ -86,7 +86,7 @@ def sentence(kind: str, n: Numbers, largest: int | None) -> str:
     if kind == "others":
         whose = f"process {n.pid}" if n.pid is not None else "other processes"
         size = n.others if n.others is not None else n.elsewhere
-        return f"{format_bytes(size)} of the card belong to {whose}, not to this kernel; {short} were missing"
+        return f"{format_bytes(size)} of the card belong to {whose}, not to this process; {short} were missing"
     if kind == "cap":
         has = f" and has {format_bytes(n.reserved)}" if n.allocated_known else ""
         meanwhile = f" while {format_bytes(n.free)} of the card were free" if n.free is not None else ""

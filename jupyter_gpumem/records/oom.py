@@ -79,7 +79,7 @@ class OomExplanation(Record):
         evidence: `(what, bytes)`, the numbers it rests on.
         details: what else was seen, a sentence each.
         actions: what would help, the best first.
-        seen: `when it happened`, `after the cell`, or `in the text only`.
+        seen: `when it happened`, `afterwards`, or `in the text only`.
     """
 
     verdict: str

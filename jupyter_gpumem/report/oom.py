@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.records import OomAction, OomExplanation
 
 _SEEN = {
-    "after the cell": "The state is that after the cell: it was not kept when memory ran out.",
+    "afterwards": "The state is a later one: it was not kept when memory ran out.",
     "in the text only": "Only the error's text was there to read.",
 }
 

@@ -144,3 +144,25 @@ def test_unloading_forgets_it(gpu):
     assert incidents.last_oom() is None
     gpu("%load_ext jupyter_gpumem")
     assert "there was no out-of-memory error" in gpu("%gpumem_oom").stderr
+
+
+def test_what_is_released_by_itself_is_not_recommended(gpu):
+    """With `--free-errors on` the frames are gone when the advice is read: it says so, and names what stays."""
+    gpu("mine = take(3000)\ndef most():\n    kept = take(4000)\n    return take(2000)")
+    assert "the failed cell, outputs and garbage let go of it (3.91 GiB)" in said(gpu("most()").texts)[0]
+    gpu("del mine; import gc; gc.collect()\nmine = take(3000)\n%gpumem_auto --free-errors on")
+    text = said(gpu("most()").texts)[0]
+    assert "What only the failed cell and garbage held is given back now: 3.91 GiB." in text
+    assert "The largest holders: mine 2.93 GiB." in text
+    assert "%gpumem_free" not in text
+    assert torch.cuda.memory_allocated() == 3000 * MiB
+
+
+def test_what_outputs_keep_is_still_recommended(gpu):
+    """They are not released by themselves, also where the error's frames hold them too."""
+    gpu("%gpumem_auto --free-errors on")
+    gpu("take(4000)")
+    gpu("def again(value):\n    return take(5000)")
+    text = said(gpu("again(_)").texts)[0]
+    assert "%gpumem_free: outputs let go of it (3.91 GiB). Tried out" in text
+    assert "is given back now" not in text

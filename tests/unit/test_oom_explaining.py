@@ -1,4 +1,4 @@
-"""Verdicts and tried-out advice from states of the allocator model, without PyTorch."""
+"""Verdicts and tried-out advice from states of the allocator model, without PyTorch but for the last tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_gpumem.allocator.model import Allocator, ModelOutOfMemoryError
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.devices import counters
 from jupyter_gpumem.oom import parse
-from jupyter_gpumem.oom.advice import Advisor
+from jupyter_gpumem.oom.advice import Advisor, Place
 from jupyter_gpumem.oom.numbers import numbers
 from jupyter_gpumem.oom.observer import OomState
 from jupyter_gpumem.oom.rehearsal import Rehearsal
@@ -163,3 +163,39 @@ def test_a_state_that_the_model_does_not_confirm_gives_no_advice():
     roomy = replace(state, free=TOTAL)
     assert not Rehearsal(roomy).usable
     assert not any(a.checked for a in Advisor("fragmentation", numbers(text, roomy), roomy, None).actions(()))
+
+
+def test_a_script_has_no_magics_and_no_kernel():
+    """What is to be done is said in its own words."""
+    allocator = machine()
+    allocator.malloc(3 * GiB)
+    state, text = fail(allocator, 15 * GiB)
+    n = replace(numbers(text, state), private=2 * GiB, outside=3 * GiB)
+    for kind, words in (("private pools", ("%gpumem_free", "gm.free()")), ("outside", ("kernel", "process"))):
+        for notebook, word in zip((True, False), words, strict=True):
+            action = Advisor(kind, n, state, None, place=Place(notebook=notebook)).actions(())[0]
+            assert word in action.text
+    assert "not to this process" in sentence("others", replace(n, others=2 * GiB), None)
+
+
+def test_an_error_that_a_script_handles():
+    """Its frames go with the last name that it has, and not with `%gpumem_free`; nothing is said of cells."""
+    torch = pytest.importorskip("torch")
+    import jupyter_gpumem as gm
+
+    def step():
+        kept = torch.empty(5 * GiB, dtype=torch.uint8, device="cuda")
+        return kept, torch.empty(4 * GiB, dtype=torch.uint8, device="cuda")
+
+    with gm.virtual_gpu("8GiB"):
+        try:
+            step()
+        except torch.OutOfMemoryError as error:
+            found = gm.explain_oom(error)
+        assert gm.status().devices[0].counters.allocated == 0
+    assert found.seen == "afterwards"
+    assert found.actions[0].text.startswith("drop the error before trying again: leave its except block")
+    assert found.actions[0].gives == 5 * GiB
+    text = str(found)
+    assert "The state is a later one: it was not kept when memory ran out." in text
+    assert not any(word in text for word in ("cell", "kernel", "%gpumem"))

@@ -108,7 +108,7 @@ def test_explanation():
         evidence=(("requested", GiB), ("cap", 4 * GiB)),
         details=("It failed in step, line 3",),
         actions=(OomAction("raise the cap", 2 * GiB, checked=True), OomAction("use less")),
-        seen="after the cell",
+        seen="afterwards",
     )
     assert str(record).splitlines() == [
         "Out of memory · cuda:0",
@@ -118,7 +118,7 @@ def test_explanation():
         "  It failed in step, line 3.",
         "  1. Raise the cap (2.00 GiB). Tried out in a model of the allocator: the request succeeds.",
         "  2. Use less.",
-        "  The state is that after the cell: it was not kept when memory ran out.",
+        "  The state is a later one: it was not kept when memory ran out.",
     ]
     assert record.to_dict()["actions"][0]["gives"] == 2 * GiB
     assert "<script" not in report.mimebundle(record)["text/html"]
