@@ -1,11 +1,27 @@
-"""The last out-of-memory error of this process that was explained: numbers and names, kept for whoever shows them."""
+"""The last out-of-memory error of this process that was explained: numbers and names, kept for whoever shows them.
+
+Explaining one takes a search through the process, so it is done once, when somebody asks. Results of measurements that
+it ended are told then: they wait with the error, which goes when they are of no use any more.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from .notebook import chained
 from .records import OomExplanation, OomIncident
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXPLANATION = "gpumem_explanation"
+"""The attribute of an error that is its explanation."""
+
+_WAITING = "gpumem_waiting"
+_OF_MEMORY = (RuntimeError, MemoryError)
+"""What errors about memory are, the ones that something else may be raised from."""
 
 _last: list[OomIncident] = []
 
@@ -27,3 +43,27 @@ def last_oom() -> OomIncident | None:
 def forget_oom() -> None:
     """Drop it (`%unload_ext`)."""
     _last.clear()
+
+
+class _Waiting(list):  # type: ignore[type-arg]
+    """Who is to be told. An error that goes to another process, as those of a pool's workers do, takes nobody along."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, ()
+
+
+def wait_for_reason(error: BaseException, tell: Callable[[OomExplanation], object]) -> None:
+    """Have a function called with the explanation of an error, at once if there is one, else if there ever will be."""
+    errors = chained(error)
+    known = next((vars(one)[EXPLANATION] for one in errors if EXPLANATION in vars(one)), None)
+    if known is not None:
+        tell(known)
+    elif any(isinstance(one, _OF_MEMORY) for one in errors):
+        vars(error).setdefault(_WAITING, _Waiting()).append(tell)
+
+
+def tell_reason(error: BaseException, explanation: OomExplanation) -> None:
+    """Call everybody who waits for the explanation of an error, or of what it was raised from, once."""
+    for one in chained(error):
+        for tell in vars(one).pop(_WAITING, ()):
+            tell(explanation)

@@ -14,6 +14,7 @@ from . import devices
 from .arguments import check_function, shown
 from .devices import check_devices, device_labels
 from .errors import InvalidValueError
+from .incidents import wait_for_reason
 from .ledger import LEDGER
 from .records import DeviceUsage, Measurement
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from .devices import Backend
     from .ledger import Interval, Key, Span
-    from .records import DriverMemory
+    from .records import DriverMemory, OomExplanation
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,7 +46,8 @@ class Measure:
         InvalidValueError: the label is no text, or `on_result` is no function.
 
     Attributes:
-        result: the `Measurement`, once the measured code has ended; `None` before.
+        result: the `Measurement`, once the measured code has ended; `None` before. Where it ran out of memory,
+            `result.oom` says why as soon as the error is explained.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Measure:
         self._drivers: dict[Key, DriverMemory | None] = {}
         self._rss: int | None = None
         self._began = 0.0
+        self._measured: Any = None  # the decorated function
 
     def start(self) -> Measure:
         """Begin. About 0.1 ms on one device; nothing is synchronised, collected or initialised.
@@ -124,6 +127,8 @@ class Measure:
         result = self.stop(error)
         if self._on_result is not None:
             self._on_result(result)
+        if value is not None:
+            wait_for_reason(value, functools.partial(self._explained, result))
 
     def __call__(self, function: Function) -> Function:
         """Return `function` measured at each call; its attribute `measurement` is the latest result.
@@ -145,7 +150,7 @@ class Measure:
             @functools.wraps(function)
             async def measured(*args: Any, **kwargs: Any) -> Any:
                 with self._fresh(function) as one:
-                    one._on_result = functools.partial(self._keep, measured)
+                    one._measured, one._on_result = measured, functools.partial(self._keep, measured)
                     return await function(*args, **kwargs)
 
         else:
@@ -153,7 +158,7 @@ class Measure:
             @functools.wraps(function)
             def measured(*args: Any, **kwargs: Any) -> Any:
                 with self._fresh(function) as one:
-                    one._on_result = functools.partial(self._keep, measured)
+                    one._measured, one._on_result = measured, functools.partial(self._keep, measured)
                     return function(*args, **kwargs)
 
         measured.measurement = None  # type: ignore[attr-defined]
@@ -167,6 +172,14 @@ class Measure:
     def _fresh(self, function: Callable[..., Any]) -> Measure:
         """Return an independent measurement, so that recursive and concurrent calls do not meet."""
         return Measure(self._label or getattr(function, "__qualname__", type(function).__qualname__), self._only)
+
+    def _explained(self, result: Measurement, found: OomExplanation) -> None:
+        """Have a result say why memory ran out, wherever we keep it."""
+        explained = replace(result, oom=found)
+        if self.result is result:
+            self.result = explained
+        if self._measured is not None and self._measured.measurement is result:
+            self._measured.measurement = explained
 
     def _keep(self, measured: Any, result: Measurement) -> None:
         measured.measurement = result

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .devices import device_labels
+from .incidents import wait_for_reason
 from .measurement import Measure
 from .records import Series
 from .report.plot import plot_steps
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from .records import Measurement
+    from .records import Measurement, OomExplanation
 
 
 class Tracker:
@@ -103,8 +105,11 @@ class Tracker:
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._running is not None and error is not None:
-            self.steps.append(self._running.stop(error))
+            step = self._running.stop(error)
+            self.steps.append(step)
             self._running = None
+            if value is not None:
+                wait_for_reason(value, functools.partial(self._explained, step))
         self.stop()
 
     def __len__(self) -> int:
@@ -124,6 +129,10 @@ class Tracker:
 
     def _repr_html_(self) -> str | None:
         return Series(tuple(self.steps))._repr_html_() if self.steps else None
+
+    def _explained(self, step: Measurement, found: OomExplanation) -> None:
+        """Have the step that ended for lack of memory say why."""
+        self.steps[:] = [replace(one, oom=found) if one is step else one for one in self.steps]
 
     def _begin(self) -> Measure:
         return Measure(devices=self._devices).start()

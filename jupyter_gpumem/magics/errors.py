@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-_STORED = "gpumem_stored"
-"""The attribute of an error that says where the result of the code that it ended was stored."""
-
 
 class ErrorWatch:
     """The hooks of a session around cells that fail.
@@ -79,9 +76,18 @@ class ErrorWatch:
             # ipykernel still needs the error for its reply, but not the frames.
             free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
 
-    def stored(self, error: BaseException, name: str, record: Record) -> None:
-        """Note that what an error ended was measured, and under which name the user has the result."""
-        setattr(error, _STORED, (name, record))
+    def stored(self, error: BaseException, name: str, record: Any) -> None:
+        """Have the result of what an error ended say why, if the error is explained and the result is still there.
+
+        Its report stands above already: what is shown right above the explanation need not say the same.
+        """
+        from jupyter_gpumem.incidents import wait_for_reason
+
+        def tell(found: OomExplanation) -> None:
+            if self._session.shell.user_ns.get(name) is record:
+                self._session.shell.push({name: _with_reason(record, found)})  # type: ignore[no-untyped-call]
+
+        wait_for_reason(error, tell)
 
     def _explain(self, error: BaseException, cell: int | None) -> None:
         from jupyter_gpumem import devices, oom
@@ -94,21 +100,8 @@ class ErrorWatch:
         note_oom(found, cell)
         if not shown:
             self._session.show(found)
-        self._hand_on(error, found)
-
-    def _hand_on(self, error: BaseException, found: OomExplanation) -> None:
-        """Give the explanation to the panel, and to the stored result of what failed. Its report stands above already.
-
-        A result that is shown right above the explanation need not say the same.
-        """
-        from jupyter_gpumem.notebook import chained
-
         if panel := open_panel():
             panel.explained(found)
-        for one in chained(error):
-            name, record = vars(one).pop(_STORED, (None, None))
-            if name is not None and self._session.shell.user_ns.get(name) is record:
-                self._session.shell.push({name: _with_reason(record, found)})  # type: ignore[no-untyped-call]
 
 
 def _with_reason(record: Measurement | Series, found: OomExplanation) -> Record:

@@ -12,7 +12,7 @@ from jupyter_gpumem.devices import lost_context
 from jupyter_gpumem.errors import GpumemError, InvalidValueError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
 from jupyter_gpumem.holding import Survey, leaving_nothing, survey
-from jupyter_gpumem.incidents import note_oom
+from jupyter_gpumem.incidents import EXPLANATION, note_oom, tell_reason
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.recorder import RECORDER
 from jupyter_gpumem.records import Holder, OomExplanation, OomText
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from .observer import OomState
 
-_ATTRIBUTE = "gpumem_explanation"
 _MOST_PINS = 4
 _MOST_HOLDERS = 3
 _SAME = 0.01
@@ -48,7 +47,7 @@ _FAMILIES = {
 def explained(error: BaseException) -> OomExplanation | None:
     """Return the explanation that an error already carries."""
     found = find_oom(error)
-    return None if found is None else getattr(found[0], _ATTRIBUTE, None)
+    return None if found is None else getattr(found[0], EXPLANATION, None)
 
 
 def explain_oom(error: BaseException | str | None = None) -> OomExplanation | None:
@@ -88,11 +87,12 @@ def explain_error(error: BaseException, *, released: bool = False) -> OomExplana
     if found is None:
         return None
     cause, text = found
-    known: OomExplanation | None = getattr(cause, _ATTRIBUTE, None)
+    known: OomExplanation | None = getattr(cause, EXPLANATION, None)
     if known is None:
         known = _explain(text, _state(text), cause, released=released)
-        setattr(cause, _ATTRIBUTE, known)
+        vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
+    tell_reason(error, known)
     return known
 
 

@@ -132,7 +132,8 @@ class Measurement(Record):
         error: the type of the exception that ended it, or `None`.
         missing: why no device could be read, in one sentence, or `None`.
         repeat: which repetition this is, starting at 1, and of how many: `(2, 5)`; `None` without repetitions.
-        oom: why memory ran out, if that is what ended a cell or a statement that a magic measured.
+        oom: why memory ran out, if that is what ended it and the error was explained: in a notebook with the extension
+            it is by itself, elsewhere by `gm.explain_oom(error)` or `gm.retry_on_oom`.
     """
 
     _derived = ("peak_allocated",)

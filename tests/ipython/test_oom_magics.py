@@ -166,3 +166,11 @@ def test_what_outputs_keep_is_still_recommended(gpu):
     text = said(gpu("again(_)").texts)[0]
     assert "%gpumem_free: outputs let go of it (3.91 GiB). Tried out" in text
     assert "is given back now" not in text
+
+
+def test_results_of_blocks_in_a_failed_cell_say_why(gpu):
+    """A `with` block, a decorated function and a tracker have what `%%gpumem` has, without anybody asking."""
+    gpu("tracker = gm.Tracker()\nmeasured = gm.measure(fail)")
+    gpu("with tracker, gm.measure() as block:\n    measured()")
+    results = [gpu["block"].result, gpu["measured"].measurement, gpu["tracker"].steps[-1]]
+    assert [result.oom.sentence for result in results] == [SENTENCE] * 3
