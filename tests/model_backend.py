@@ -121,6 +121,9 @@ class ModelBackend:
     def settings(self) -> dict[str, Any]:
         return {}
 
+    def starting_text(self) -> None:
+        return None
+
     def limit(self, index: int) -> int | None:
         return None
 

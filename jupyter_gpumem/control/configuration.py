@@ -64,6 +64,7 @@ class Configuration:
         self._text: str | None = None
         self._steps: list[tuple[AllocatorSettings, AllocatorSettings]] = []
         self._about_start: tuple[str, ...] = ()
+        self._origin = "default"
         self._notes: list[str] = []
 
     def in_force(self) -> AllocatorSettings:
@@ -81,15 +82,22 @@ class Configuration:
     def _begin(self, text: str | None, values: Mapping[str, Any]) -> None:
         """Note what the process starts, or started, with; `text` and `values` are what PyTorch tells by now."""
         environment = read_environment(os.environ, text)
-        notes, self._start = list(environment.notes), AllocatorSettings()
+        notes, asked, own = list(environment.notes), None, self.backend.starting_text()
         try:
-            self._start = AllocatorSettings.parse(environment.text)
+            asked = AllocatorSettings.parse(environment.text)
         except InvalidValueError as error:
             notes.append(f"{environment.variable} is not understood, and PyTorch will fail at it: {error}.")
-        if text == "" and self._start.observed(values) != self._start:
+        self._start, origin = asked or AllocatorSettings(), environment.variable
+        if own is not None and asked != AllocatorSettings.parse(own):
+            if asked is not None and environment.variable is not None:
+                given = own or "PyTorch's defaults"
+                notes.append(f"{environment.variable} has no effect: the virtual GPU was switched on with {given}.")
+            environment, self._start, origin = Environment(None, own, ()), AllocatorSettings.parse(own), "virtual GPU"
+        elif text == "" and self._start.observed(values) != self._start:
             notes.append(f"{environment.variable} was set after PyTorch had read it: it has no effect.")
-            environment, self._start = Environment(None, "", ()), AllocatorSettings()
+            environment, self._start, origin = Environment(None, "", ()), AllocatorSettings(), None
         self._environment, self._about_start, self._known = environment, tuple(notes), self._start
+        self._origin = origin or "default"
 
     def _follow(self, text: str | None, values: Mapping[str, Any]) -> None:
         """Take notice of the string that PyTorch was given last, by whomever."""
@@ -176,7 +184,10 @@ class Configuration:
         reason = explain_absence()
         if reason is not None:
             return (f"Of no effect here: {reason}.",)
-        return ("No device is in use yet: this is what the environment asks for.",) if self._text is None else ()
+        if self._text is not None:
+            return ()
+        asking = "the environment asks for" if self.backend.starting_text() is None else "the virtual GPU begins with"
+        return (f"No device is in use yet: this is what {asking}.",)
 
     def return_unused(self) -> int:
         """Empty the cache and return how many bytes went back to the driver."""
@@ -194,11 +205,7 @@ class Configuration:
         """Return where the value of each key comes from."""
         now, start = settings.named(), self._start.named()
         return {
-            key: "this session"
-            if now.get(key) != start.get(key)
-            else self._environment.variable or "default"
-            if key in start
-            else "default"
+            key: "this session" if now.get(key) != start.get(key) else self._origin if key in start else "default"
             for key in KEYS
         }
 

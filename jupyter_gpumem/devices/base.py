@@ -67,6 +67,9 @@ class Backend(Protocol):
     def settings(self) -> dict[str, Any]:
         """Return the allocator settings in force as the snapshot tells them; empty when there are none."""
 
+    def starting_text(self) -> str | None:
+        """Return the settings string that these devices began with; `None` where the environment has said it."""
+
     def limit(self, index: int) -> int | None:
         """Return how many bytes this process may reserve, or `None` without a cap."""
 

@@ -170,6 +170,9 @@ class FakeBackend:
     def settings(self) -> dict[str, Any]:
         return {}
 
+    def starting_text(self) -> None:
+        return None
+
     def limit(self, index: int) -> int | None:
         return self._limits.get(index)
 

@@ -179,6 +179,9 @@ class CachingAllocator:
     def settings(self) -> dict[str, Any]:
         return dict((self._snapshot() or {}).get("allocator_settings", {}))
 
+    def starting_text(self) -> str | None:
+        return None
+
     def limit(self, index: int) -> int | None:
         get_fraction = getattr(self._module(), "get_per_process_memory_fraction", None)
         fraction = 1.0 if get_fraction is None else get_fraction(index)
@@ -249,6 +252,9 @@ class MpsAllocator:
 
     def settings(self) -> dict[str, Any]:
         return {}
+
+    def starting_text(self) -> None:
+        return None
 
     def limit(self, index: int) -> int | None:  # noqa: ARG002
         return None

@@ -13,7 +13,7 @@ class Setting(Record):
 
     Attributes:
         key, value: as they are written in a settings string; the value also in words where it cannot be written.
-        source: where it comes from: `default`, the name of an environment variable, or `this session`.
+        source: where it comes from: `default`, the name of an environment variable, `virtual GPU`, or `this session`.
         accepts: what may be written.
         available: whether the PyTorch at hand knows it.
     """

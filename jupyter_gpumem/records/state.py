@@ -93,7 +93,7 @@ class Status(Record):
         settings: the allocator settings in force that differ from PyTorch's defaults.
         versions: the versions that matter to these numbers, such as `{"torch": "2.13.0", "cuda": "13.0"}`.
         missing: why nothing can be said, in one sentence, or `None`.
-        sources: where each of the settings comes from: an environment variable, or `this session`.
+        sources: where each of the settings comes from: an environment variable, `virtual GPU`, or `this session`.
         last_oom: the last out-of-memory error of this process that was explained, or `None`.
     """
 

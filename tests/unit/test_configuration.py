@@ -9,6 +9,7 @@ from jupyter_gpumem import devices
 from jupyter_gpumem.allocator.keys import KEYS
 from jupyter_gpumem.control import configuration as module
 from jupyter_gpumem.control.configuration import configuration
+from jupyter_gpumem.control.environment import VARIABLES
 from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError, UnavailableError
 from jupyter_gpumem.units import MiB
 from tests.unit.conftest import take
@@ -221,11 +222,14 @@ def test_from_the_environment(monkeypatch):
     """A value of the environment is named with its variable; a change is `this session`; reset goes back to it."""
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:4")
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    with gm.virtual_gpu("A100-80GB"):
+    from jupyter_gpumem.allocator.settings import AllocatorSettings
+    from jupyter_gpumem.virtual.facade.driver import VirtualBackend
+
+    with gm.virtual_gpu("A100-80GB"), monkeypatch.context() as as_if_real:
+        as_if_real.setattr(VirtualBackend, "starting_text", lambda _: None)
         before_use = gm.allocator_config()
         assert before_use["expandable_segments"] == "True"
         assert "No device is in use yet: this is what the environment asks for." in before_use.notes
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
 
     with gm.virtual_gpu("A100-80GB", AllocatorSettings.parse("expandable_segments:True,roundup_power2_divisions:4")):
         take(1)
@@ -238,8 +242,37 @@ def test_from_the_environment(monkeypatch):
         assert gm.status().sources == dict.fromkeys(gm.status().settings, "PYTORCH_ALLOC_CONF")
 
 
+def test_a_virtual_gpu_with_settings_of_its_own(monkeypatch):
+    """They are not the environment's: neither that they are, nor that it came too late, is said."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    with gm.virtual_gpu("T4", "roundup_power2_divisions:4"):
+        assert gm.allocator_config().notes == ("No device is in use yet: this is what the virtual GPU begins with.",)
+        take(1)
+        assert gm.allocator_config().notes == ()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    for settings, given in ((None, "PyTorch's defaults"), ("roundup_power2_divisions:4",) * 2):
+        with gm.virtual_gpu("T4", settings):
+            assert gm.allocator_config()["expandable_segments"] == "False"
+            take(1)
+            note = f"PYTORCH_CUDA_ALLOC_CONF has no effect: the virtual GPU was switched on with {given}."
+            config = gm.allocator_config()
+            assert (config.notes, config.text) == ((note,), settings or "")
+            assert gm.status().sources == ({"roundup_power2_divisions": "virtual GPU"} if settings else {})
+            gm.allocator_config("max_split_size_mb:64")
+            assert gm.status().sources["max_split_size_mb"] == "this session"
+            assert gm.allocator_config(reset=True).text == (settings or "")
+    with gm.virtual_gpu("T4", "expandable_segments:True"):
+        take(1)
+        assert gm.allocator_config().notes == ()
+        assert gm.status().sources == {"expandable_segments": "PYTORCH_CUDA_ALLOC_CONF"}
+
+
 def test_a_variable_that_was_set_too_late(virtual, monkeypatch):
     """Editing the environment after PyTorch has read it does nothing, and that is said."""
+    from jupyter_gpumem.virtual.facade.driver import VirtualBackend
+
+    monkeypatch.setattr(VirtualBackend, "starting_text", lambda _: None)  # as on a real device
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     config = gm.allocator_config()
     assert config["expandable_segments"] == "False"

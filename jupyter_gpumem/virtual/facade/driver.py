@@ -27,6 +27,10 @@ class VirtualBackend(CachingAllocator):
         super().__init__("cuda")
         self._memory = memory
         self._workspaces = workspaces
+        self._started_with = str(memory.allocators[0].settings)
+
+    def starting_text(self) -> str:
+        return self._started_with
 
     def owns(self, index: int, address: int, storage: object) -> bool:
         return self._memory.owns(index, address, storage)
