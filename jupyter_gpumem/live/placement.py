@@ -14,6 +14,14 @@ import psutil
 from .widget import close_widget, installed
 
 TITLE = "GPU memory"
+_LONGEST = 30
+
+
+def title() -> str:
+    """Return what the tab is called: with the notebook's name, where the server told it when it started the kernel."""
+    name = os.path.basename(os.environ.get("JPY_SESSION_NAME", "")).removesuffix(".ipynb")
+    shown = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return f"{TITLE} · {shown}" if shown else TITLE
 
 
 def in_colab() -> bool:
@@ -50,7 +58,7 @@ class Dock:
         from sidecar import Sidecar
 
         # Its content is set, not displayed into it: capturing output concerns the whole kernel.
-        self._sidecar = Sidecar(title=TITLE)
+        self._sidecar = Sidecar(title=title())
         self._sidecar.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
 
     @property

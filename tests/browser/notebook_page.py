@@ -133,12 +133,36 @@ class NotebookPage:
         self._wait_for_kernel()
         self._settled = True
 
-    def close_sidebar_tab(self, title: str) -> None:
-        """Close a tab of the right sidebar, as its cross does."""
+    def sidebar_tabs(self) -> list[str]:
+        """Return what our tabs of the right sidebar are called."""
+        script = "[...window.jupyterapp.shell.widgets('right')].map(one => one.title.label)"
+        return [title for title in self.page.evaluate(script) if title.startswith("GPU memory")]
+
+    def close_sidebar_tab(self) -> None:
+        """Close our tab of the right sidebar, as its cross does."""
         script = (
-            "title => [...window.jupyterapp.shell.widgets('right')].find(one => one.title.label === title).dispose()"
+            "[...window.jupyterapp.shell.widgets('right')].find(one => one.title.label.startsWith('GPU memory'))"
+            ".dispose()"
         )
-        self.page.evaluate(script, title)
+        self.page.evaluate(script)
+
+    def close_notebook(self) -> None:
+        """Close the notebook's tab; its kernel lives on."""
+        self._settled = False
+        self.save()
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.close()")
+        self.page.wait_for_function("() => document.querySelector('.jp-Notebook') === null")
+
+    def open_again(self) -> None:
+        """Open the notebook that was closed, and wait for its kernel."""
+        self.command("docmanager:open", path=self._path)
+        self._wait_for_kernel()
+        self._settled = True
+
+    @property
+    def name(self) -> str:
+        """What the notebook is called, without its suffix."""
+        return self._path.removesuffix(".ipynb")
 
     @property
     def is_lab(self) -> bool:

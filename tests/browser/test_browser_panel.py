@@ -78,12 +78,27 @@ def test_docked_panel_folds_the_inline_one(lab):
     assert docked.locator(".gm-folded").inner_text().startswith("GPU memory: shown in another place.")
     docked.get_by_role("button", name="Show here").click()
     lab.wait_for_panel(docked=True)
-    lab.close_sidebar_tab("GPU memory")
+    lab.close_sidebar_tab()
     lab.wait_for_panel(docked=False)
     assert docked.count() == 0
     inline.get_by_role("button", name="Show in the sidebar").click()
     lab.wait_for_panel(docked=True)
     assert lab.panels() == 1
+
+
+def test_the_tab_belongs_to_its_notebook(lab):
+    """It has the notebook's name, goes when that is closed, and is there again, once, with a notebook opened again."""
+    lab.open("%gpumem_panel").run_all()
+    lab.wait_for_panel(docked=True)
+    tab = f"GPU memory · {lab.name}"
+    tab = tab if len(lab.name) <= 30 else f"GPU memory · {lab.name[:29]}…"
+    assert lab.sidebar_tabs() == [tab]
+    lab.close_notebook()
+    lab.page.wait_for_function("() => document.querySelector('.jupyterlab-sidecar') === null")
+    assert lab.sidebar_tabs() == []
+    lab.open_again()
+    lab.wait_for_panel(docked=True)
+    assert lab.sidebar_tabs() == [tab]
 
 
 def test_panel_shows_where_memory_is_stranded(anywhere):

@@ -519,6 +519,24 @@ def test_vs_code_has_no_sidebar(monkeypatch):
     assert not placement.can_dock()
 
 
+@pytest.mark.parametrize(
+    ("session", "title"),
+    [
+        (None, "GPU memory"),
+        ("train.ipynb", "GPU memory · train"),
+        ("/home/me/deep/train.v2.ipynb", "GPU memory · train.v2"),
+        ("a-notebook-with-a-name-that-is-very-long.ipynb", "GPU memory · a-notebook-with-a-name-that-i…"),
+        ("0a1b/", "GPU memory"),
+    ],
+)
+def test_the_tab_has_the_notebooks_name(monkeypatch, session, title):
+    """Of two notebooks with panels, each tab says whose it is; where no server has told, none."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    if session is not None:
+        monkeypatch.setenv("JPY_SESSION_NAME", session)
+    assert placement.title() == title
+
+
 def test_which_server_surely_serves_lab(monkeypatch):
     """The command that started the server tells; without one, nothing is sure."""
     commands = {

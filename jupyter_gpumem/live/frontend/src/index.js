@@ -24,16 +24,25 @@ export default () => {
   let order = 0;
 
   /**
-   * Find out whether the kernel has gone, when the page says that something about that has changed. Then the tab in the
-   * sidebar goes too: nobody else would close it (jupyter-widgets/jupyterlab-sidecar#112).
+   * Find out whether the kernel has gone, when the page says that something about that has changed.
    * @param {any} manager
    */
   async function liveness(manager) {
     const models = store.state?.models;
     if (!models) return;
     store.ended = !(await manager.get_model(models.panel)).comm_live;
-    if (store.ended && models.dock && manager.has_model(models.dock)) (await manager.get_model(models.dock)).close(true);
+    if (store.ended) await undock(manager);
     arrange();
+  }
+
+  /**
+   * Close the tab in the sidebar once its kernel has gone, or its notebook is closed: nobody else would
+   * (jupyter-widgets/jupyterlab-sidecar#112). A kernel that lives on keeps its side, and has the tab again with the notebook.
+   * @param {any} manager
+   */
+  async function undock(manager) {
+    const dock = store.state?.models.dock;
+    if (dock && manager.has_model(dock)) (await manager.get_model(dock)).close(true);
   }
 
   function arrange() {
@@ -79,6 +88,9 @@ export default () => {
       model.on("msg:custom", receive);
       const alive = () => liveness(model.widget_manager);
       model.on("comm_live_update", alive);
+      const manager = /** @type {any} */ (model.widget_manager);
+      const closed = () => undock(manager);
+      manager.context?.disposed?.connect(closed); // a notebook's, in JupyterLab and Notebook
       const signs = setInterval(() => shown.forEach((one) => look(one, true)), SIGN_OF_LIFE);
       const visibility = () => shown.forEach((one) => look(one));
       document.addEventListener("visibilitychange", visibility);
@@ -87,6 +99,7 @@ export default () => {
         document.removeEventListener("visibilitychange", visibility);
         model.off("msg:custom", receive);
         model.off("comm_live_update", alive);
+        manager.context?.disposed?.disconnect(closed);
       };
     },
 
