@@ -101,6 +101,39 @@ def test_the_tab_belongs_to_its_notebook(lab):
     assert lab.sidebar_tabs() == [tab]
 
 
+def test_labels_are_whole(lab):
+    """In a narrow sidebar words are left out, not cut; and no mark is drawn through the label of another."""
+    lab.open("%gpumem_panel --inline", "kept = gpu.fragment(2)").run_all()
+    panel = lab.wait_for_panel()
+    for width in (200, 220, 230, 240, 250, 260, 300, 460):
+        lab.page.evaluate(f"document.querySelector('.gpumem').parentElement.style.width = '{width}px'")
+        lab.wait_for_value(f"view.readings.chart.plot.width <= {width}")
+        labels = panel.locator(".gm-legend .gm-label").all()
+        assert all(label.evaluate("e => e.scrollWidth <= e.clientWidth") for label in labels), width
+        assert labels[2].inner_text().startswith("peak since" if width >= 230 else "peak ")
+        assert labels[2].get_attribute("title").startswith("peak since ")
+    lab.page.evaluate("document.querySelector('.gpumem').parentElement.style.width = ''")
+    lab.wait_for_value("view.readings.chart.plot.width > 500")
+    columns = """(() => {
+      const chart = view.readings.chart, u = chart.plot, pixels = devicePixelRatio;
+      const [start, end] = store.range, at = (start + end) / 2, step = 12 / u.bbox.width * pixels * (end - start);
+      store.marks = () => [{time: at, kind: 'retry', amount: 1}, {time: at + step, kind: 'oom', amount: 1}];
+      store.pause();
+      u.redraw();
+      const x = Math.round(u.valToPos(at + step, 'x', true)), ctx = u.ctx;
+      const read = y => [...ctx.getImageData(x, y, 1, 1).data].slice(0, 3);
+      return new Promise(done => requestAnimationFrame(() => done({
+        label: read(u.bbox.top + 16 * pixels), below: read(u.bbox.top + 60 * pixels),
+        colours: [chart.colours.retry, chart.colours.oom],
+      })));
+    })()"""
+    seen = lab.value(columns)
+    retry, oom = ([int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in seen["colours"])
+    assert seen["label"] == pytest.approx(retry, abs=3)
+    assert seen["below"] == pytest.approx(oom, abs=3)
+    panel.screenshot(path=lab.artifacts / "marks.png")
+
+
 def test_panel_shows_where_memory_is_stranded(anywhere):
     """A fragmented cache shows in the map, in its sums, in pixels and in what the pointer tells of a block."""
     anywhere.open("%gpumem_panel --inline", "gpu.stacks = True\nkept = gpu.fragment(4)").run_all()

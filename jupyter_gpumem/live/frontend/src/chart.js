@@ -10,7 +10,8 @@ import { coloursOf } from "./theme.js";
 /** @typedef {import("./store.js").Store} Store */
 
 /**
- * The lines: where they are measured, and what tells them apart besides their colour.
+ * The lines: where they are measured, and what tells them apart besides their colour. In a narrow place the label's
+ * words after the first are left out.
  * @type {{ name: string, label: string, scale: "bytes" | "share", dash: number[], width: number }[]}
  */
 export const SERIES = [
@@ -119,7 +120,7 @@ export class Chart {
   size() {
     const { clientWidth, clientHeight } = this.host;
     if (this.plot && !(clientWidth && clientHeight)) return { width: this.plot.width, height: this.plot.height };
-    return { width: Math.max(200, clientWidth), height: Math.max(150, clientHeight) };
+    return { width: Math.max(120, clientWidth), height: Math.max(150, clientHeight) };
   }
 
   resize() {
@@ -220,17 +221,24 @@ export class Chart {
     ctx.font = FONT.replace("11px", `600 ${10 * ratio}px`);
     ctx.textBaseline = "top";
     ctx.lineWidth = 1.5 * ratio;
-    /** Where the next label of each kind has room: they have a line each. */
-    const free = { oom: -Infinity, retry: -Infinity };
-    for (const mark of this.store.marks(start, end)) {
-      const x = Math.round(u.valToPos(mark.time, "x", true));
-      const oom = mark.kind === "oom";
-      ctx.strokeStyle = ctx.fillStyle = oom ? this.colours.oom : this.colours.retry;
+    const marks = this.store.marks(start, end).map((mark) => ({
+      mark,
+      oom: mark.kind === "oom",
+      colour: mark.kind === "oom" ? this.colours.oom : this.colours.retry,
+      x: Math.round(u.valToPos(mark.time, "x", true)),
+    }));
+    for (const { oom, colour, x } of marks) {
+      ctx.strokeStyle = colour;
       ctx.setLineDash(oom ? [] : [2 * ratio, 2 * ratio]);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+    }
+    /** Where the next label of each kind has room: they have a line each, and no mark's line goes through one. */
+    const free = { oom: -Infinity, retry: -Infinity };
+    for (const { mark, oom, colour, x } of marks) {
+      ctx.fillStyle = colour;
       const short = `${oom ? "OOM" : "flush"}${mark.amount > 1 ? ` ×${mark.amount}` : ""}`;
       const widthOf = (/** @type {string} */ words) => ctx.measureText(words).width + 6 * ratio;
       const whole = mark.verdict ? `${short}: ${mark.verdict}` : short;

@@ -20,12 +20,15 @@ export class Readings {
     /** @type {number | null} */
     this.pointed = null;
     this.style = "";
-    /** @type {Map<string, { button: HTMLElement, value: HTMLElement, label: HTMLElement }>} */
+    /** @type {Map<string, { button: HTMLElement, value: HTMLElement, label: HTMLElement, more: HTMLElement, time: HTMLElement }>} */
     this.entries = new Map();
     this.legend = h("div", { class: "gm-legend", role: "group", "aria-label": "Series" });
     for (const one of SERIES) {
       const value = h("span", { class: "gm-value" }, "–");
-      const label = h("span", { class: "gm-label" }, one.label);
+      const [word, ...rest] = one.label.split(" ");
+      const more = h("span", { class: "gm-more" }, rest.map((next) => ` ${next}`).join(""));
+      const time = h("span", {});
+      const label = h("span", { class: "gm-label", title: one.label }, word, more, time);
       const button = h(
         "button",
         { type: "button", "aria-pressed": "true", title: "Show or hide this line", onclick: () => store.toggle(one.name) },
@@ -33,7 +36,7 @@ export class Readings {
         label,
         value,
       );
-      this.entries.set(one.name, { button, value, label });
+      this.entries.set(one.name, { button, value, label, more, time });
       this.legend.append(button);
     }
     this.when = h("span", { class: "gm-when" });
@@ -95,9 +98,13 @@ export class Readings {
 
   words() {
     const { state, settings } = this.store;
-    for (const [name, { button, label }] of this.entries) {
+    for (const [name, { button, label, more, time }] of this.entries) {
       button.setAttribute("aria-pressed", String(!settings.hidden.has(name)));
-      if (name === "peak" && state) write(label, `peak since ${clock(state.since)}`);
+      if (name === "peak" && state) {
+        write(more, " since");
+        write(time, ` ${clock(state.since)}`);
+        label.title = label.textContent ?? "";
+      }
     }
     for (const button of this.windows.children) {
       const on = Number(/** @type {HTMLElement} */ (button).dataset.window) === settings.window && !settings.zoom;
