@@ -79,7 +79,10 @@ def _follow_all(found: dict[int, Any], waiting: list[int], arrays: dict[int, lis
 
 
 def _is_named_by_its_module(item: Any) -> bool:
-    """Whether an object is a class or function that its module has under its name; no code of a metaclass is run."""
+    """Whether an object is a class or function that its module has under its name; no code of a metaclass is run.
+
+    Not those of the notebook: names that it had from the start, such as those of startup files, are nobody's.
+    """
     if is_a(item, types.FunctionType):
         module, name = item.__module__, item.__name__
     elif is_a(item, type):
@@ -89,7 +92,9 @@ def _is_named_by_its_module(item: Any) -> bool:
             return False
     else:
         return False
-    names = attributes_of(sys.modules.get(module)) if type(module) is str else None
+    if type(module) is not str or module == "__main__":
+        return False
+    names = attributes_of(sys.modules.get(module))
     return names is not None and names.get(name) is item
 
 

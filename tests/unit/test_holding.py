@@ -397,6 +397,20 @@ def test_what_uses_a_class_or_function_does_not_hold_it(gpu, monkeypatch, asked)
     }
 
 
+def test_a_hidden_class_of_the_notebook_is_found_by_who_uses_it(gpu, monkeypatch):
+    """What a startup file defines is no variable of the user's, and its module is the notebook."""
+    main, library = types.ModuleType("__main__"), types.ModuleType("some_library")
+    exec("class Started: pass", vars(main))
+    main.Started.cache, library.users = take(3), [main.Started]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    shell = Shell()
+    shell.user_ns, shell.user_ns_hidden = vars(main), dict(vars(main))
+    del main, library
+    found = lines(survey(Notebook(shell)).record().devices[0])
+    assert found["module", "module some_library"].allocated == 3 * MiB
+
+
 def test_the_kernel_is_nobodys(gpu):
     """IPython's frame in a traceback keeps the application, which leads to all that runs: no error holds that."""
     application = types.SimpleNamespace(parent=None, handlers=[take(3)])
