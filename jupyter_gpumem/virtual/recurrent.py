@@ -32,32 +32,32 @@ def install(kernels: Kernels) -> torch.library.Library:
         kernels: where cuDNN's state of random numbers is taken.
     """
     library = torch.library.Library("aten", "IMPL")
-    rnn = _Forward(kernels)
     for name, mode in _MODES.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            library.impl(f"{name}.input", _padded(mode), key)
-            library.impl(f"{name}.data", _packed(mode), key)
+            library.impl(f"{name}.input", _padded(kernels, mode), key)
+            library.impl(f"{name}.data", _packed(kernels, mode), key)
     library.impl("_cudnn_rnn_flatten_weight", flatten_weight, "PrivateUse1")
-    library.impl("_cudnn_rnn", rnn, "PrivateUse1")
+    library.impl("_cudnn_rnn", _rnn, "PrivateUse1")
     library.impl("_cudnn_rnn_backward", rnn_backward, "PrivateUse1")
     return library
 
 
-def _padded(mode: int) -> Any:
+def _padded(kernels: Kernels, mode: int) -> Any:
     def layer(data: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
-        return _layer(mode, data, [], hx, *rest)
+        return _layer(kernels, mode, data, [], hx, *rest)
 
     return layer
 
 
-def _packed(mode: int) -> Any:
+def _packed(kernels: Kernels, mode: int) -> Any:
     def layer(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
-        return _layer(mode, data, batch_sizes.tolist(), hx, *rest)
+        return _layer(kernels, mode, data, batch_sizes.tolist(), hx, *rest)
 
     return layer
 
 
 def _layer(
+    kernels: Kernels,
     mode: int,
     data: torch.Tensor,
     batch_sizes: list[int],
@@ -81,11 +81,15 @@ def _layer(
     size = cell.size(2) if cell is not None else hidden.size(2)
     projected = hidden.size(2) if cell is not None and hidden.size(2) != size else 0
     per_layer = (4 if biases else 2) + (1 if projected else 0)
+    flat = _flat(params)
+    if dropout and train:
+        # PyTorch makes it before autocast makes its copies of the weights.
+        kernels.dropout_state(data.get_device())
     output, hy, cy, _, _ = _aten._cudnn_rnn(
         data,
         params,
         per_layer,
-        _flat(params),
+        flat,
         hidden,
         cell,
         mode,
@@ -121,17 +125,6 @@ def flatten_weight(weights: list[torch.Tensor], *_: Any) -> torch.Tensor:
         _set.redispatch(NATIVE, weight, buffer.untyped_storage(), offset, weight.size(), weight.stride())
         offset += weight.numel()
     return buffer
-
-
-class _Forward:
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
-
-    def __call__(self, data: torch.Tensor, *args: Any) -> tuple[Any, ...]:
-        dropout, train = args[10], args[11]
-        if dropout and train:
-            self.kernels.dropout_state(data.get_device())
-        return _rnn(data, *args)
 
 
 def _rnn(
@@ -258,5 +251,6 @@ class Flatten(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Return the gradients in the type of the weights."""
-        return None, *(grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
+        """Return the gradients in the type of the weights; autograd begins with the weight that was copied last."""
+        found = [grad.to(dtype) for grad, dtype in zip(reversed(grads), reversed(ctx.dtypes), strict=True)]
+        return None, *reversed(found)

@@ -226,3 +226,24 @@ def test_cells_of_recurrent_layers_keep_their_gates(kind, kept):
         assert hidden.shape == (8, 32)
         hidden.sum().backward()
         assert [param.grad.shape for param in cell.parameters()] == [param.shape for param in cell.parameters()]
+
+
+def test_a_recurrent_layer_under_autocast_allocates_in_the_order_of_the_real_one():
+    """First cuDNN's random numbers, then the copy of the weights; gradients from the weight that was copied last."""
+    with virtual_gpu("H200") as gpu:
+        layer = torch.nn.LSTM(512, 256, 2, dropout=0.5, bidirectional=True).cuda()
+        x = torch.randn(8, 4, 512, device="cuda")
+        asked: list[int] = []
+        gpu.memory.observers.append(
+            lambda what, _device, _address, size: asked.append(size) if what == "alloc" else None
+        )
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = layer(x)[0].float().sum()
+        card = gpu.memory.cards[0]
+        copy = sum(param.numel() for param in layer.parameters()) * 2
+        assert asked.index(card.multiprocessors * card.threads * 24) < asked.index(copy)
+        asked.clear()
+        loss.backward()
+        sizes = [param.numel() * 4 for param in layer.parameters()]
+        assert len(set(sizes)) == 3
+        assert asked[-len(sizes) :] == sizes[::-1]
