@@ -207,7 +207,7 @@ def rnn_backward(
     *args: Any,
 ) -> tuple[Any, ...]:
     """Return the gradients of data, states and weights; `aten::_cudnn_rnn_backward`."""
-    output, grad_output, grad_hy, grad_cy, mode, batch_first, mask = args[0], *args[1:5], args[7], args[-1]
+    output, grad_output, grad_hy, grad_cy, mode, batch_first, mask = *args[:5], args[8], args[-1]
     given = [
         grad if grad is not None else torch.zeros_like(state)
         for grad, state in ((grad_hy, hx), (grad_cy, cx))

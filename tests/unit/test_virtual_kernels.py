@@ -247,3 +247,20 @@ def test_a_recurrent_layer_under_autocast_allocates_in_the_order_of_the_real_one
         sizes = [param.numel() * 4 for param in layer.parameters()]
         assert len(set(sizes)) == 3
         assert asked[-len(sizes) :] == sizes[::-1]
+
+
+@pytest.mark.parametrize(("batch_first", "copies"), [(False, 0), (True, 2)])
+def test_a_recurrent_layer_copies_its_input_only_where_the_batch_comes_first(batch_first, copies):
+    """Backward, cuDNN gets time first: a copy for the gradient of the input, and one for those of the weights."""
+    with virtual_gpu("H200") as gpu:
+        layer = torch.nn.LSTM(512, 64, batch_first=batch_first).cuda()
+        x = torch.randn(8, 4, 512, device="cuda", requires_grad=True)
+        out = layer(x)[0]
+        grad = torch.ones_like(out)
+        asked: list[int] = []
+        gpu.memory.observers.append(
+            lambda what, _device, _address, size: asked.append(size) if what == "alloc" else None
+        )
+        of_input, *_ = torch.autograd.grad(out, [x, *layer.parameters()], grad)
+        assert of_input.shape == x.shape
+        assert asked.count(x.numel() * 4) == copies + 1
