@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from jupyter_gpumem.virtual import convolutions, reductions  # noqa: E402
 from jupyter_gpumem.virtual.cards import parse_cards  # noqa: E402
-from jupyter_gpumem.virtual.recurrent import reserve_bytes  # noqa: E402
+from jupyter_gpumem.virtual.recurrent import reserve_bytes, workspace_bytes  # noqa: E402
 from jupyter_gpumem.virtual.session import virtual_gpu  # noqa: E402
 from jupyter_gpumem.virtual.temporaries import KERNELS  # noqa: E402
 
@@ -51,6 +51,21 @@ def test_a_reduction_by_several_blocks_needs_their_partial_results():
 def test_cudnn_keeps_what_it_was_seen_to_keep(mode, rows, hidden, directions, itemsize, seen):
     """Two LSTMs and a GRU of two layers, with dropout between them."""
     assert reserve_bytes(mode, rows, hidden, 2, directions, itemsize, dropout=True) == seen
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "itemsize", "weights", "most"),
+    [
+        (2, 4480 * 650, 4, 4 * 4 * 650 * 651, 124),
+        (2, 5044 * 650, 4, 4 * 4 * 650 * 651, 136),
+        (2, 8192 * 1024, 2, 8 * 512 * (512 + 512 + 2) + 8 * 512 * (1024 + 512 + 2), 176),
+        (3, 8192 * 768, 2, 4 * 3 * 768 * 769, 104),
+        (3, 9312 * 768, 2, 4 * 3 * 768 * 769, 114),
+    ],
+)
+def test_cudnn_needs_what_reserved_peaks_tell(mode, values, itemsize, weights, most):
+    """Segments come in steps of 2 MiB: with one more or fewer, the peaks of the real runs do not come out."""
+    assert most - 2 < workspace_bytes(mode, values, 2, itemsize, weights) / 2**20 <= most
 
 
 def test_temporaries_are_told_from_results():
