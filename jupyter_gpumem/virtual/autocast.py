@@ -121,8 +121,9 @@ class Autocast:
         self, data: torch.Tensor, weight: Any, stride: int, flat: Any, hx: Any, cx: Any, *args: Any, **kwargs: Any
     ) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            dtype = torch._C.get_autocast_dtype(BACKEND)
-            if any(one.dtype != dtype for one in weight):
+            # PyTorch casts for cuDNN to half precision, whatever type is asked for (`AutocastRNN.cpp`).
+            dtype = torch.float16
+            if weight[0].dtype not in (dtype, torch.float64):
                 weight, flat = list(Flatten.apply(dtype, *weight)), None
                 storage = weight[0].untyped_storage()
                 count = storage.nbytes() // weight[0].dtype.itemsize

@@ -279,3 +279,13 @@ def test_a_recurrent_layer_copies_its_input_only_where_the_batch_comes_first(bat
         of_input, *_ = torch.autograd.grad(out, [x, *layer.parameters()], grad)
         assert of_input.shape == x.shape
         assert asked.count(x.numel() * 4) == copies + 1
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_recurrent_layers_compute_in_half_precision_under_any_autocast(kind):
+    """PyTorch casts to float16 for cuDNN also where bfloat16 is asked for; double precision stays."""
+    with virtual_gpu("H200"):
+        x, layer = torch.randn(8, 4, 16, device="cuda"), kind(16, 32).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            assert layer(x)[0].dtype == torch.float16
+            assert layer.double()(x.double())[0].dtype == torch.float64
