@@ -69,6 +69,17 @@ def new_parameters_when_moved():
         nn.Module._apply = apply
 
 
+@contextmanager
+def autocast_elsewhere(device):
+    """Let autocast for "cuda" be one for `device`: of the operators that it casts, CPUs and GPUs share most."""
+    autocast = torch.autocast
+    torch.autocast = lambda _device, dtype=None, **options: autocast(device, dtype, **options)
+    try:
+        yield
+    finally:
+        torch.autocast = autocast
+
+
 def renewed(old, function):
     with torch.no_grad():
         new = function(old)
@@ -101,7 +112,7 @@ def mem_tracker_peak(case) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
-    with Fakes(), new_parameters_when_moved(), Elsewhere("cpu"), tracker:
+    with Fakes(), new_parameters_when_moved(), Elsewhere("cpu"), autocast_elsewhere("cpu"), tracker:
         for _ in case.function():
             tracker.reset_mod_stats()
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
