@@ -19,14 +19,14 @@ def lstm_sgd_fp32():
     yield from train(model, optimizer, tokens(64, 70, 10000), next_token, clip=0.25)
 
 
-@case("RNN", "AdamW foreach", "bf16 autocast")
+@case("RNN", "AdamW foreach", "bf16 autocast", fast=True)
 def lstm_bidirectional_bf16():
     model = LanguageLSTM(width=512, bidirectional=True).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     yield from train(model, optimizer, tokens(64, 128, 10000), next_token, amp=torch.bfloat16)
 
 
-@case("RNN", "Adam foreach", "fp16 autocast")
+@case("RNN", "Adam foreach", "fp16 autocast", fast=True)
 def gru_fp16_scaler():
     model = LanguageLSTM(width=768, kind=nn.GRU).cuda()
     optimizer = torch.optim.Adam(model.parameters())
