@@ -18,6 +18,7 @@ from .snapshots import KEY
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -124,6 +125,26 @@ class Recorder:
                 max_entries=self._max_entries if ours else None,
                 stacks=self._stacks if ours else None,
             )
+
+    def set_aside(self) -> Callable[[], None]:
+        """Set our recording aside, if there is one, while a virtual GPU stands in for the recorded devices.
+
+        Returns:
+            What has it back: it ran on all the while, and none of what the virtual devices did is in it.
+        """
+        with self._lock:
+            if not self._running():
+                return lambda: None
+            ours = self._history, self._max_entries, self._stacks
+            go_on = self._history.set_aside()
+            self._history, self._ours = self._history.another(), False
+
+        def restore() -> None:
+            with self._lock:
+                (self._history, self._max_entries, self._stacks), self._ours = ours, True
+                go_on()
+
+        return restore
 
     def close(self) -> None:
         """End our recording, if there is one, and let go of what was recorded (`%unload_ext`)."""

@@ -39,6 +39,7 @@ class History:
         self._find = find
         self._begin: Callable[..., Any] | None = None
         self._undo: list[Callable[[], None]] = []
+        self._on_takeover: Callable[[], None] = lambda: None
         self._changes: list[dict[str, Any]] = []
         self._settings_at_start = ""
 
@@ -86,17 +87,22 @@ class History:
         # Python stacks at allocations only: those at frees double the cost, and C++ ones take minutes to write.
         begin("all", context="alloc" if stacks else None, stacks="python", max_entries=max_entries)
         self._begin, self._changes, self._settings_at_start = begin, [], self._settings()
+        self._on_takeover = on_takeover
+        self._watch()
+
+    def _watch(self) -> None:
+        """Notice from now on what others do to the recording and to the settings."""
 
         def noticing_others(found: Callable[..., Any]) -> Callable[..., Any]:
             def record_memory_history(*args: Any, **kwargs: Any) -> Any:
                 returned = found(*args, **kwargs)  # first: a call that is refused changes nothing
                 self.forget()
-                on_takeover()
+                self._on_takeover()
                 return returned
 
             return record_memory_history
 
-        self._undo = [replace(memory, _NAME, noticing_others)]
+        self._undo = [replace(getattr(sys.modules["torch"], self.kind).memory, _NAME, noticing_others)]
         self._undo += [replace(sys.modules["torch"]._C, name, self._noting_changes) for name in SETTERS]
 
     def _noting_changes(self, found: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -109,6 +115,15 @@ class History:
 
         return set_settings
 
+    def another(self) -> History:
+        """Return a recorder of the same devices that knows nothing of what this one does."""
+        return History(self.kind, self._find)
+
+    def set_aside(self) -> Callable[[], None]:
+        """Stop watching while other devices stand in for the recorded ones; returns what goes on with it."""
+        self._unwatch()
+        return self._watch
+
     def stop(self) -> None:
         """End our recording. PyTorch drops its events."""
         begin = self._begin
@@ -118,9 +133,13 @@ class History:
 
     def forget(self) -> None:
         """Stop watching for others, without touching the recording."""
+        self._unwatch()
+        self._begin = None
+
+    def _unwatch(self) -> None:
         for undo in self._undo:
             undo()
-        self._undo, self._begin = [], None
+        self._undo = []
 
     def snapshot(self) -> dict[str, Any]:
         """Return PyTorch's snapshot with all events. 50 ms and more, depending on how many there are.

@@ -46,7 +46,6 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
 optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
 data = torch.ones(32, 256, device="cuda")
-graph = model(data).sum()
 """
 
 AFTERWARDS = {
@@ -78,7 +77,7 @@ def test_the_card_works_as_before(fresh, results):
         "import torch, jupyter_gpumem as gm",
         "%load_ext jupyter_gpumem",
         TRAINING,
-        "train()",
+        "train(); graph = model(data).sum()",
         "gm.predict(train, gpu='T4')",
         "%%gpumem_predict\ntrain()",
     ):

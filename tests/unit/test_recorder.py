@@ -290,6 +290,36 @@ def test_the_users_view_of_the_function_stays(torch, ours):
     assert watched.__doc__ == torch.original.__doc__
 
 
+def test_a_recording_goes_on_beside_devices_that_stand_in(torch, ours):
+    """While a virtual GPU is asked instead, ours is set aside; what is recorded there, and by whom, is not in it."""
+    ours.start()
+    torch.work()
+    go_on = ours.set_aside()
+    assert torch.memory._record_memory_history == torch.original, "what stands in is not watched"
+    torch.enabled, real = False, list(torch.events)
+    assert ours.status() == OFF
+    ours.start()
+    torch.work()
+    torch.memory._record_memory_history(None)
+    torch.enabled = True
+    torch.events.clear()
+    torch.events.extend(real)
+    go_on()
+    torch.work()
+    assert ours.status().ours
+    once = ["alloc", "free_requested", "free_completed"]
+    assert actions(ours.stop()) == ["segment_alloc", *once, *once]
+    assert not torch.enabled
+
+
+def test_no_recording_of_ours_is_set_aside(torch, ours):
+    """Where the user records, or nobody does, there is nothing to go on with."""
+    torch.memory._record_memory_history(**THEIRS)
+    ours.set_aside()()
+    assert not ours.status().ours
+    assert torch.calls == [THEIR_CALL]
+
+
 def test_a_recording_ended_out_of_sight_is_noticed(torch, ours):
     """Ended below the function that we watch, it is over all the same, and the next start leaves nothing replaced."""
     ours.start()

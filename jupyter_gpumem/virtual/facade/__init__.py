@@ -56,6 +56,7 @@ class Facade:
     def install(self, patches: Patches) -> None:
         """Put every answer in place, and let what measures and records find these cards, until all is undone."""
         LEDGER.detach()
+        patches.on_undo(RECORDER.set_aside())  # done last, when all that follows is undone
         Availability(self.state).install(patches)
         self._counters.install(patches)
         self._history.install(patches)
