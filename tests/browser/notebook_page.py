@@ -54,7 +54,7 @@ class NotebookPage:
         self._path = "".join(c if c.isalnum() else "-" for c in name) + ".ipynb"
         self._settled = False
         page.on("console", lambda message: self._log(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self._log(str(error)))
+        page.on("pageerror", lambda error: self._log(f"{error}\n{error.stack}"))
         page.context.on("request", self._requested)
 
     def open(self, *cells: str) -> NotebookPage:
@@ -191,6 +191,12 @@ class NotebookPage:
     def wait_for_value(self, condition: str) -> None:
         """Return when a condition on the unfolded panel holds."""
         self.page.wait_for_function(_ASK.format(f"return Boolean({condition});"), arg=OPEN)
+
+    def change_theme(self, theme: str) -> None:
+        """Change the theme, and wait until JupyterLab has: two at a time get in each other's way at its splash."""
+        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        self.page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+        self.page.wait_for_function("() => !document.getElementById('jupyterlab-splash')")
 
     def note(self, name: str, value: Any) -> None:
         """Keep a measured value beside the screenshots."""

@@ -282,15 +282,11 @@ def test_changing_the_theme_leaves_the_chart_as_wide_as_it_was(anywhere):
     anywhere.open("%gpumem_panel --inline", "kept = gpu.fragment(2)").run_all()
     anywhere.wait_for_panel()
     anywhere.wait_for_value("store.map?.segments.length > 1")
-    anywhere.page.evaluate(
-        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
-    )
+    anywhere.change_theme("JupyterLab Dark")
     anywhere.wait_for_value("getComputedStyle(view.root).color === 'rgb(230, 233, 236)'")
     anywhere.wait_for_value("view.readings.host.clientWidth > 0")
     anywhere.wait_for_value("view.readings.chart.plot.width === view.readings.host.clientWidth")
-    anywhere.page.evaluate(
-        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
-    )
+    anywhere.change_theme("JupyterLab Light")
     anywhere.wait_for_value("getComputedStyle(view.root).color === 'rgb(31, 35, 40)'")
 
 
