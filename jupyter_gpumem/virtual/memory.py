@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     Observer = Callable[[str, int, int, int], Any]
 
+
+_ARRIVAL = 0.05
+"""Seconds in which, at the exit, other threads get to their next allocation."""
 
 _TRIAL_TOP = 0x3F00_0000_0000
 """Below this lies the memory of trials, far from that of the session: an address tells which of both it is."""
@@ -180,6 +184,15 @@ class VirtualMemory:
         if alive is None and self._outside is not None:
             alive = self._outside.alive.get((device, address))
         return alive is not None and alive() is storage
+
+    def shut(self) -> None:
+        """Let no other thread allocate or free here any more: each waits for ever where it next would. For the exit.
+
+        Python ends a daemon thread where it next asks for the interpreter's lock, also below frames of C++, which then
+        abort. One that waits for a lock never asks again.
+        """
+        if self.lock.acquire(timeout=1):
+            time.sleep(_ARRIVAL)
 
     def record_stream(self, device: int, address: int, stream: int) -> None:
         """Note that another stream uses the memory: it can be used again only when that stream is done."""

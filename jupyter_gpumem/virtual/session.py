@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ class VirtualGpu:
         self.kernels.clear_workspaces()
         self._dispatcher.close()
         self._translation.close()
+        atexit.unregister(self.memory.shut)
         return self.patches.undo()
 
 
@@ -130,6 +132,7 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None 
         gpu = VirtualGpu(chosen, settings)
         undo.callback(gpu.remove)
         gpu.install()
+        atexit.register(gpu.memory.shut)
         _active.append(gpu)
         undo.pop_all()
     return gpu

@@ -33,8 +33,9 @@ TRAINING = {
     "oom": ("default", "expandable", "roundup4", "cap"),
     "emptying": ("expandable", "roundup4"),
 }
+MISSED = pytest.mark.xfail(strict=True, reason="its process had more holes than the two that are modelled: 12 MiB low")
 PAIRS = [
-    (workload, source, target)
+    pytest.param(workload, source, target, marks=MISSED if (workload, target) == ("transformer", "roundup4") else ())
     for workload, recorded in TRAINING.items()
     for source in recorded
     for target in recorded
@@ -59,16 +60,12 @@ def predicted(workload, source, target):
 def test_training_is_predicted_to_the_byte(workload, source, target):
     """The reserved peak of a real run under other settings or a cap comes out to the byte, as do retries and OOMs.
 
-    But for one, where the process had more holes than the two that are modelled. How far it carries is in
-    `benchmarks/results/whatif-h200.json`.
+    How far it carries is in `benchmarks/results/whatif-h200.json`.
     """
     result, real = predicted(workload, source, target)
-    if (workload, target) == ("transformer", "roundup4"):
-        assert 0.98 < result.peak_reserved / real["reserved_bytes.all.peak"] < 1
-    else:
-        assert result.peak_reserved == real["reserved_bytes.all.peak"]
+    assert result.peak_reserved == real["reserved_bytes.all.peak"]
     # Which blocks are left unsplit depends on addresses; see the next test.
-    slack = 0.004 if target == "roundup4" else 0
+    slack = 0.0014 if target == "roundup4" else 0
     assert abs(result.peak_allocated / real["allocated_bytes.all.peak"] - 1) <= slack
     assert (result.retries, result.ooms) == (real["num_alloc_retries"], real["num_ooms"])
 
@@ -87,12 +84,12 @@ def rounded_peak(trace, divisions):
     return peak
 
 
-@pytest.mark.parametrize("workload", ["transformer", "oom"])
+@pytest.mark.parametrize("workload", [pytest.param("transformer", marks=MISSED), "oom"])
 def test_what_a_trace_does_not_tell_of_the_allocated_peak(workload):
     """Under rounding, recordings agree on the rounded sizes; the rest of the peak is what unsplit blocks leave over.
 
     Which blocks that are follows from addresses, which differ from run to run: it is at most 1 MiB for each block, and
-    a few blocks more or less are what the prediction is low by.
+    a few blocks more or less are the 0.12 and 0.13 % by which the prediction was low with the holes of that process.
     """
     real, known = recording(f"{workload}-roundup4"), recording(f"{workload}-default")
     divisions = real.settings.roundup_power2_divisions
@@ -101,7 +98,7 @@ def test_what_a_trace_does_not_tell_of_the_allocated_peak(workload):
     result, stats = predicted(workload, "default", "roundup4")
     left_over = stats["allocated_bytes.all.peak"] - rounded, result.peak_allocated - rounded
     assert left_over[0] > left_over[1] > 0
-    assert left_over[0] - left_over[1] <= 4 * MiB
+    assert left_over[0] - left_over[1] <= 2 * MiB
     exact = check(real.trace(0), real.circumstances(0), real.held(0))[1]
     assert exact.peak_allocated == stats["allocated_bytes.all.peak"], "with the recorded addresses it is exact"
 

@@ -106,12 +106,12 @@ def test_the_final_snapshot_is_as_recorded(name):
     assert checked(name)[2].snapshot() == recording(name).segments(0)
 
 
-# How long streams wait for each other, and so when memory is short, differs from run to run; and which addresses the
-# driver hands out from process to process.
-CHANCE = {"streams-cap": 0.01, "transformer-roundup4": 0.02}
+MISSED = pytest.mark.xfail(strict=True, reason="its process had more holes than the two that are modelled: 12 MiB low")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=MISSED if name == "transformer-roundup4" else ()) for name in NAMES]
+)
 def test_the_models_own_addresses_give_the_recorded_peak(name):
     """With addresses handed out by the modelled driver the reserved peak is the recorded one too."""
     source = recording(name)
@@ -119,8 +119,9 @@ def test_the_models_own_addresses_give_the_recorded_peak(name):
     own = replay(
         source.trace(0), circumstances.settings, Conditions(circumstances.total_memory, 0, circumstances.limit)
     )
-    if name in CHANCE:
-        assert abs(own.peak_reserved / peak(name) - 1) < CHANCE[name]
+    if name == "streams-cap":
+        # How long streams wait for each other, and so when memory is short, differs from run to run.
+        assert abs(own.peak_reserved / peak(name) - 1) < 0.01
         return
     assert own.peak_reserved == peak(name)
     assert own.retries == checked(name)[1].retries
