@@ -28,7 +28,8 @@ def _in_order(publisher: Any) -> Iterator[None]:
     """Have ipykernel send what was printed before a display, and then that, without a wait for its output thread.
 
     It waits for the thread twice, once for each stream, which is most of what a display costs. Here the thread gets it
-    all at once: to flush each stream, which only queues what is in it, and to queue the display behind that.
+    all at once, in one call that wakes it once: to flush both streams, which only queues what is in them, and to queue
+    the display behind that.
     """
     module = sys.modules.get("ipykernel.zmqshell")
     plain = getattr(getattr(module, "ZMQDisplayPublisher", None), "_flush_streams", None)
@@ -37,16 +38,8 @@ def _in_order(publisher: Any) -> Iterator[None]:
     if plain is None or getattr(type(publisher), "_flush_streams", None) is not plain or thread is None:
         yield
         return
-
-    def flush() -> None:
-        streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
-        for stream in streams:
-            if type(stream).__module__ == "ipykernel.iostream" and stream.pub_thread is thread:
-                thread.schedule(stream._flush)
-            else:
-                stream.flush()
-
-    publisher._flush_streams, publisher.pub_socket = flush, _Behind(thread)
+    behind = _Behind(thread)
+    publisher._flush_streams, publisher.pub_socket = behind.flush_streams, behind
     try:
         yield
     finally:
@@ -55,10 +48,27 @@ def _in_order(publisher: Any) -> Iterator[None]:
 
 
 class _Behind:
-    """A socket whose messages join the queue of ipykernel's output thread only when the thread has come to them."""
+    """A socket of ipykernel's output thread whose messages wait there for what the streams hold."""
 
     def __init__(self, thread: Any) -> None:
         self._thread = thread
+        self._streams: list[Any] = []
+
+    def flush_streams(self) -> None:
+        """Have the streams flushed right before the next message; one that is not the thread's is flushed now."""
+        streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
+        for stream in streams:
+            if type(stream).__module__ == "ipykernel.iostream" and stream.pub_thread is self._thread:
+                self._streams.append(stream)
+            else:
+                stream.flush()
 
     def send_multipart(self, *args: Any, **options: Any) -> None:
-        self._thread.schedule(lambda: self._thread.send_multipart(*args, **options))
+        streams, self._streams = self._streams, []
+
+        def send() -> None:
+            for stream in streams:
+                stream._flush()
+            self._thread.send_multipart(*args, **options)
+
+        self._thread.schedule(send)
