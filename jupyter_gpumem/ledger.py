@@ -220,8 +220,11 @@ class PeakLedger:
     # Book-keeping; the lock is held.
 
     def _restart_peaks(self, backend: Backend, index: int) -> Counters:
+        """Have the peaks begin at the current levels; where those we report do so already, nothing is reset."""
         before = backend.stats(index)
-        self._fold(backend, index, before)
+        read = self._fold(backend, index, before)
+        if (read.peak_allocated, read.peak_reserved) == (read.allocated, read.reserved):
+            return self._with_totals(backend, index, read)
         account = self._account(backend, index)
         if account.user is None:
             account.user = dict(account.last)

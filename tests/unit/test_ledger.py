@@ -436,11 +436,13 @@ def test_totals_reset_out_of_sight_are_unknown_not_negative(fake, book):
 
 
 class Racing(FakeBackend):
-    """A device on which another thread runs `between` just before each reset of the peaks."""
+    """A device on which another thread runs `between` just before each reset of the peaks, which `resets` counts."""
 
     between = None
+    resets = 0
 
     def reset_peaks(self, index):
+        self.resets += 1
         if self.between is not None:
             self.between()
         super().reset_peaks(index)
@@ -455,9 +457,25 @@ def racing():
     devices.remove_backend(backend)
 
 
+def test_nothing_is_reset_where_the_peaks_are_at_their_levels(racing, book):
+    """Then a reset would change nothing, and could only lose what another thread does at that moment."""
+    spike(racing, GiB)
+    book.close(book.open())
+    assert racing.resets == 1
+    kept = racing.allocate(MiB)
+    interval = book.open()
+    assert racing.resets == 1
+    spike(racing, 64 * MiB)
+    span = book.close(interval)[racing, 0]
+    assert (span.start.allocated, span.peak_allocated, span.doubt) == (MiB, 65 * MiB, None)
+    assert racing.user_peak() == GiB
+    racing.free(kept)
+
+
 def test_a_spike_between_reading_and_reset_is_labelled(racing, book):
     """Only intervals that were open can have lost that peak: the one that just begins has not."""
     outer = book.open()
+    spike(racing, MiB)
     racing.between = lambda: spike(racing, GiB)
     inner = book.open()
     racing.between = None
@@ -477,6 +495,7 @@ def test_a_spike_during_the_users_reset_is_labelled(racing, book):
 def test_growth_between_reading_and_reset_loses_nothing(racing, book):
     """Memory that only grew there has its maximum after the reset, so the peak is exact and not labelled."""
     outer = book.open()
+    spike(racing, MiB)
     racing.between = lambda: racing.allocate(GiB)
     inner = book.open()
     racing.between = None
@@ -488,6 +507,7 @@ def test_growth_between_reading_and_reset_loses_nothing(racing, book):
 def test_reserved_memory_that_comes_and_goes_in_the_gap_is_labelled(racing, book):
     """A cache that grew and was emptied there takes the reserved peak along, although no tensor was freed."""
     outer = book.open()
+    spike(racing, MiB)
 
     def grow_and_give_back():
         stats = racing._stats[0]
