@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import devices
 from .arguments import check_function, check_text, check_whole, shown
 from .batches import Search
+from .control.aside import aside
 from .control.environment import starting_settings
 from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
@@ -185,7 +186,8 @@ def forecast_as_on(
     __tracebackhide__ = True
     from .virtual.trial import Trials
 
-    with Trials(cards, code.reaches, code.function or code.file, starting_settings()).open() as trials:
+    reaches, name = code.reaches, code.function or code.file
+    with Trials(cards, reaches, name, starting_settings(), aside).open() as trials:
 
         def sample(batch: int | None) -> Run:
             __tracebackhide__ = True

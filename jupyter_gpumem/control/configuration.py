@@ -6,6 +6,7 @@ what is in force, sent as one string, read back, and taken back if anything is n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from .environment import Environment, permanent_line, read_environment
 from .hazards import notes_on_change, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from jupyter_gpumem.devices import Backend, Controls
 
@@ -234,6 +235,15 @@ class Configuration:
             version=version,
         )
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have everything afterwards as it was: what is changed meanwhile is so on trial."""
+        kept = vars(self) | {"_steps": list(self._steps), "_notes": list(self._notes)}
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
 
 def _check_version(wanted: AllocatorSettings) -> None:
     """Refuse keys that the PyTorch at hand does not know yet.
@@ -268,6 +278,20 @@ def configuration(backend: Backend | None = None, controls: Controls | None = No
     if backend not in _configurations:
         _configurations[backend] = Configuration(backend, controls)
     return _configurations[backend]
+
+
+@contextlib.contextmanager
+def configurations_aside() -> Iterator[None]:
+    """Have every configuration afterwards as it was, and those of the back ends that come meanwhile forgotten."""
+    kept = dict(_configurations)
+    with contextlib.ExitStack() as each:
+        for one in kept.values():
+            each.enter_context(one.aside())
+        try:
+            yield
+        finally:
+            _configurations.clear()
+            _configurations.update(kept)
 
 
 def allocator_config(

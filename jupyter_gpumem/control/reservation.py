@@ -139,6 +139,18 @@ class ReservationBook:
         with self._lock:
             return self._entries.get(reservation.name, (None,))[0] is reservation
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have everything afterwards as it was: what is put aside or released meanwhile is so on trial."""
+        with self._lock:
+            kept = self._entries, self._claimed
+            self._entries, self._claimed = dict(self._entries), set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entries, self._claimed = kept
+
     def close(self) -> None:
         """Release everything (`%unload_ext`); once the CUDA context is lost, only forget it."""
         with self._lock, contextlib.suppress(UnavailableError):

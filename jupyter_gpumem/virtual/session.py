@@ -50,13 +50,14 @@ class VirtualGpu:
         self._dispatcher = Dispatcher(self.memory, self.kernels)
         self._autocast = autocast.Autocast(self.patches)
         self._translation = Translation(self.memory, self.patches)
+        self._facade: facade.Facade
 
     def install(self) -> None:
         """Put everything in its place."""
         real = torch.cuda.is_available()
         self._translation.install()
         _run_backward_here(self.patches)
-        facade.install(self)
+        self._facade = facade.install(self)
         for library in self._autocast.install():
             self._dispatcher.add_library(library)
         own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
@@ -76,7 +77,7 @@ class VirtualGpu:
         Yields:
             For each card, the addresses of what was there before, by the addresses that its tensors know.
         """
-        with self.notes.apart(), self.memory.trial() as moved:
+        with self.notes.apart(), self.memory.trial() as moved, self._facade.counters.trial(moved):
             kept = self.kernels.workspaces
             self.kernels.workspaces = {key: moved[key[1]][address] for key, address in kept.items()}
             generators = [generator.clone_state() for generator in torch.cuda.default_generators]

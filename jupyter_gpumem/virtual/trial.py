@@ -60,12 +60,19 @@ class Trials:
         reaches: the dicts whose names the code may bind, and other objects that it can reach.
         code: the file name of the code, or the code of the function.
         settings: PyTorch's allocator settings; of no account where the session has a virtual GPU.
+        beside: returns a context that puts back what the code changes elsewhere in this package.
     """
 
     def __init__(
-        self, cards: Sequence[Card], reaches: Iterable[Any], code: str | CodeType, settings: AllocatorSettings
+        self,
+        cards: Sequence[Card],
+        reaches: Iterable[Any],
+        code: str | CodeType,
+        settings: AllocatorSettings,
+        beside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self._cards, self._reaches, self._code, self._settings = cards, list(reaches), code, settings
+        self._beside = beside
         self._gpu: session.VirtualGpu
         self._undo: Undo
 
@@ -93,7 +100,7 @@ class Trials:
         __tracebackhide__ = True
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
-        with gpu.trial() as moved:
+        with self._beside(), gpu.trial() as moved:
             parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
             try:
                 with _without_modes():

@@ -39,6 +39,9 @@ class Facade:
         memory: the cards and what they hold.
         note: told what was asked for that a virtual card does not have, and what was given for it.
         workspaces: returns `{address: bytes}` of the library workspaces on a card.
+
+    Attributes:
+        counters: the allocators as PyTorch's functions read and change them.
     """
 
     def __init__(
@@ -49,8 +52,8 @@ class Facade:
     ) -> None:
         self.state = State(memory, note)
         self._workspaces = workspaces
-        self._counters = MemoryCounters(self.state)
-        self._history = History(self.state, self._counters)
+        self.counters = MemoryCounters(self.state)
+        self._history = History(self.state, self.counters)
         self._restore: Callable[[], None]
 
     def install(self, patches: Patches) -> None:
@@ -58,10 +61,10 @@ class Facade:
         LEDGER.detach()
         patches.on_undo(RECORDER.set_aside())  # done last, when all that follows is undone
         Availability(self.state).install(patches)
-        self._counters.install(patches)
+        self.counters.install(patches)
         self._history.install(patches)
         Streams(self.state).install(patches)
-        accelerator.install(self.state, self._counters, patches)
+        accelerator.install(self.state, self.counters, patches)
         generators.install(self.state, patches)
         classes.install(patches)
         communication.install(patches)
@@ -81,8 +84,8 @@ class Facade:
         self._restore()
 
 
-def install(gpu: VirtualGpu) -> None:
-    """Let `torch.cuda` answer for the cards of a virtual GPU until its patches are undone."""
+def install(gpu: VirtualGpu) -> Facade:
+    """Let `torch.cuda` answer for the cards of a virtual GPU until its patches are undone; returns what answers."""
 
     def workspaces(index: int) -> dict[int, int]:
         return {
@@ -92,4 +95,6 @@ def install(gpu: VirtualGpu) -> None:
         }
 
     gpu.patches.set(torch._C, "_cuda_clearCublasWorkspaces", gpu.kernels.clear_workspaces)
-    Facade(gpu.memory, gpu.notes.add, workspaces).install(gpu.patches)
+    installed = Facade(gpu.memory, gpu.notes.add, workspaces)
+    installed.install(gpu.patches)
+    return installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from jupyter_gpumem.allocator.settings import INTERVALS
 from jupyter_gpumem.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpumem.virtual.patches import Patches
 
@@ -28,6 +29,7 @@ class MemoryCounters:
         self._fractions: dict[int, float] = {}
         self._settings_text = str(state.allocator(0).settings)
         self._raw: dict[int, list[int]] = {}
+        self._moved: list[dict[int, int]] = []
 
     def install(self, patches: Patches) -> None:
         """Put everything in place."""
@@ -55,6 +57,21 @@ class MemoryCounters:
             "_cuda_resetPeakHostMemoryStats": lambda: None,
             "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
         }
+
+    @contextlib.contextmanager
+    def trial(self, moved: list[dict[int, int]]) -> Iterator[None]:
+        """Forget afterwards what is set and taken meanwhile.
+
+        Args:
+            moved: for each card, the addresses in the trial's memory of what was there before.
+        """
+        kept = self._fractions, self._settings_text, self._raw, self._moved
+        self._fractions = dict(self._fractions)
+        self._raw, self._moved = {address: list(cards) for address, cards in self._raw.items()}, moved
+        try:
+            yield
+        finally:
+            self._fractions, self._settings_text, self._raw, self._moved = kept
 
     def stats(self, index: int) -> dict[str, Any]:
         """Return the nested statistics of a card."""
@@ -118,7 +135,10 @@ class MemoryCounters:
             self._state.allocator(index).set_limit(int(fraction * total) if fraction < 1 else None)
 
     def _fraction(self, index: int) -> float:
-        return self._fractions.get(index, self._state.allocator(index).settings.per_process_memory_fraction)
+        allocator = self._state.allocator(index)
+        if allocator.limit is None:  # whatever the settings say: PyTorch heeds them once, when it begins
+            return 1.0
+        return self._fractions.get(index, allocator.settings.per_process_memory_fraction)
 
     def _allocate(self, size: int, stream: int) -> int:
         device = self._state.selection.device
@@ -130,7 +150,9 @@ class MemoryCounters:
         devices = self._raw.get(address)
         if not devices:
             raise RuntimeError(f"invalid device pointer: {address:#x}")
-        self._state.memory.free(devices.pop(), address)
+        device = devices.pop()
+        moved = self._moved[device] if self._moved else {}
+        self._state.memory.free(device, moved.get(address, address))
 
 
 def _host_stats() -> dict[str, Any]:

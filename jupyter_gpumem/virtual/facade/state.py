@@ -52,4 +52,7 @@ class State:
         """Return the bytes of a card in use, by the context and the allocator; 0 without a context. Creates none."""
         if index not in self.memory.ready:
             return 0
-        return self.cards[index].total - (self.allocator(index).driver.free or 0)
+        card, allocator = self.cards[index], self.allocator(index)
+        free = allocator.driver.free
+        # On trial there is no end to the memory; of the card itself so much would be in use.
+        return min(card.total, card.context + allocator.reserved) if free is None else card.total - free
