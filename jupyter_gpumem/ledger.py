@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from . import devices
 from .peaks import fell, leaves, read_peaks, rose_and_fell
 from .records import NOTHING_YET, Counters
+from .units import minus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -64,11 +65,15 @@ class Span:
 
 
 class Interval:
-    """A measurement that is open in the ledger: one span for each device, created when the device is first seen."""
+    """A measurement that is open in the ledger: one span for each device, created when the device is first seen.
+
+    Args:
+        only: the labels of the devices that it covers; all without it.
+    """
 
     __slots__ = ("__weakref__", "only", "spans")
 
-    def __init__(self, only: frozenset[str] | None) -> None:
+    def __init__(self, only: frozenset[str] | None = None) -> None:
         self.only = only
         self.spans: dict[Key, Span] = {}
 
@@ -90,12 +95,14 @@ class PeakLedger:
 
     # Measuring.
 
-    def open(self, only: frozenset[str] | None = None, ready: Iterable[Key] | None = None) -> Interval:
-        """Begin an interval on every ready device (or those whose label is in `only`). About 50 us for each device.
+    def open(self, interval: Interval | None = None, ready: Iterable[Key] | None = None) -> Interval:
+        """Begin an interval on every ready device that it covers, by default all. About 50 us for each device.
 
-        `ready` are the ready devices, where the caller has looked already.
+        Args:
+            interval: what to begin; a caller that has it can `discard` it when an interrupt cuts this off.
+            ready: the ready devices, where the caller has looked already.
         """
-        interval = Interval(only)
+        interval = Interval() if interval is None else interval
         with self._lock:
             self._watch()
             for backend, index in devices.ready_devices() if ready is None else ready:
@@ -126,6 +133,12 @@ class PeakLedger:
             self._unwatch_if_idle()
         lost = devices.lost_context() is not None
         return {key: span for key, span in interval.spans.items() if not lost or key in ended}
+
+    def discard(self, interval: Interval) -> None:
+        """End an interval that nobody wants to know of, if it is open."""
+        with self._lock:
+            self._open.discard(interval)
+            self._unwatch_if_idle()
 
     def read(self, interval: Interval) -> list[tuple[Backend, int, Levels]]:
         """Return the levels of every ready device, with the peak of an interval that stays open.
@@ -323,8 +336,8 @@ def _check_totals(span: Span) -> None:
 
     Counts that fell were reset out of our sight: then nothing can be said of them.
     """
-    count = _minus(span.end.allocation_count, span.start.allocation_count)
-    size = _minus(span.end.allocation_bytes, span.start.allocation_bytes)
+    count = minus(span.end.allocation_count, span.start.allocation_count)
+    size = minus(span.end.allocation_bytes, span.start.allocation_bytes)
     if count is not None and count < 0:
         unknown = {"retries": None, "ooms": None, "allocation_count": None, "allocation_bytes": None}
         span.start = replace(span.start, **unknown)
@@ -338,7 +351,3 @@ def _highest(a: int | None, b: int | None) -> int | None:
 
 def _plus(a: int | None, b: int) -> int | None:
     return None if a is None else a + b
-
-
-def _minus(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a - b

@@ -15,15 +15,16 @@ from .arguments import check_function, shown
 from .devices import check_devices, device_labels
 from .errors import InvalidValueError
 from .incidents import wait_for_reason
-from .ledger import LEDGER
+from .ledger import LEDGER, Interval
 from .records import DeviceUsage, Measurement
+from .units import minus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from .devices import Backend
-    from .ledger import Interval, Key, Span
+    from .ledger import Key, Span
     from .records import DriverMemory, OomExplanation
 
     Function = TypeVar("Function", bound=Callable[..., Any])
@@ -70,6 +71,11 @@ class Measure:
         self._began = 0.0
         self._measured: Any = None  # the decorated function
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped yet."""
+        return self._interval is not None
+
     def start(self) -> Measure:
         """Begin. About 0.1 ms on one device; nothing is synchronised, collected or initialised.
 
@@ -78,15 +84,21 @@ class Measure:
             DeviceNotFoundError: a named device is not visible.
             RuntimeError: it is running already.
         """
-        if self._interval is not None:
+        if self.running:
             raise RuntimeError("this measurement is running already; make one for each piece of code")
         check_devices(self._only)
         self.result = None
         self._rss = _resident_bytes()
         ready = [key for key in devices.ready_devices() if self._only is None or _label(*key) in self._only]
         self._drivers = {key: devices.driver_memory(*key) for key in ready}
-        self._interval = LEDGER.open(self._only, ready)
-        self._began = time.perf_counter()
+        interval = Interval(self._only)
+        try:
+            self._interval = LEDGER.open(interval, ready)
+            self._began = time.perf_counter()
+        except BaseException:  # a Ctrl-C, say: nobody would ever end it
+            self._interval = None
+            LEDGER.discard(interval)
+            raise
         return self
 
     def stop(self, error: type[BaseException] | None = None, *, search_workspaces: bool = True) -> Measurement:
@@ -99,7 +111,11 @@ class Measure:
         if self._interval is None:
             raise RuntimeError("this measurement was not started")
         interval, self._interval = self._interval, None
-        spans = LEDGER.close(interval)
+        try:
+            spans = LEDGER.close(interval)
+        except BaseException:
+            LEDGER.discard(interval)
+            raise
         usages = [
             _usage(*key, span, self._drivers.get(key), devices.driver_memory(*key)) for key, span in spans.items()
         ]
@@ -111,7 +127,7 @@ class Measure:
         self.result = Measurement(
             devices=tuple(usages),
             elapsed_s=elapsed,
-            rss_delta=_difference(_resident_bytes(), self._rss),
+            rss_delta=minus(_resident_bytes(), self._rss),
             label=self._label,
             error=None if error is None else error.__name__,
             missing=None if usages else missing_devices(self._only),
@@ -167,7 +183,7 @@ class Measure:
     def __repr__(self) -> str:
         if self.result is not None:
             return str(self.result)
-        return f"<gpumem measurement, {'running' if self._interval is not None else 'not started'}>"
+        return f"<gpumem measurement, {'running' if self.running else 'not started'}>"
 
     def _fresh(self, function: Callable[..., Any]) -> Measure:
         """Return an independent measurement, so that recursive and concurrent calls do not meet."""
@@ -250,10 +266,6 @@ def _resident_bytes() -> int | None:
         return int(_process().memory_info().rss)
     except (OSError, psutil.Error):
         return None
-
-
-def _difference(after: int | None, before: int | None) -> int | None:
-    return None if after is None or before is None else after - before
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Bytes to text and back: the only rounding rule of the package.
+"""Bytes to text and back: the only rounding rule of the package. And what is left of two that may be missing.
 
 Sizes are binary (1 KiB = 1024 B) with two decimals, as in PyTorch's own messages, so that numbers from both can be
 compared by eye.
@@ -32,6 +32,11 @@ _FACTORS = {
     "tb": 1000**4,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def minus(a: int | None, b: int | None) -> int | None:
+    """Return a difference, `None` where one of both is missing."""
+    return None if a is None or b is None else a - b
 
 
 def format_bytes(size: int | None) -> str:

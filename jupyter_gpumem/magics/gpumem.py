@@ -76,15 +76,14 @@ def _measured(
     above = session.cells.lines_above(code) if cell else lines_above_call(session)
     run = prepare(session.shell, code, local_ns, number=session.cells.number(), above=above)
     runs = []
-    value = None
+    value = returned = None
     failure: BaseException | None = None
-    record: Record
     try:
         for number in range(1, (options.repeat or 1) + 1):
             value = None  # so that a run never overlaps with the result of the one before
             measure = Measure(devices=options.device)
-            measure.start()
             try:
+                measure.start()
                 value = run()
                 if options.output or options.repeat is not None:
                     value = None  # nobody gets it: what it holds does not stay
@@ -92,12 +91,14 @@ def _measured(
                 failure = error
                 raise
             finally:
-                result = measure.stop(None if failure is None else type(failure))
-                runs.append(result if options.repeat is None else replace(result, repeat=(number, options.repeat)))
+                if measure.running:
+                    result = measure.stop(None if failure is None else type(failure))
+                    runs.append(result if options.repeat is None else replace(result, repeat=(number, options.repeat)))
     finally:
-        record = runs[0] if options.repeat is None else Series(tuple(runs))
         try:
-            returned = deliver(session, options, record, failure)
+            if runs:  # else the measuring itself was interrupted
+                record: Record = runs[0] if options.repeat is None else Series(tuple(runs))
+                returned = deliver(session, options, record, failure)
         finally:
             failure = None  # the error refers to this very frame
     return returned if options.output else value if options.repeat is None else None

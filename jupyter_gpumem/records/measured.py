@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.units import minus
+
 from .base import Counters, Device, DriverMemory, Record
 
 if TYPE_CHECKING:
@@ -59,37 +61,37 @@ class DeviceUsage(Record):
     @property
     def delta_allocated(self) -> int | None:
         """Bytes of tensors left behind: end minus start."""
-        return _minus(self.end.allocated, self.start.allocated)
+        return minus(self.end.allocated, self.start.allocated)
 
     @property
     def delta_reserved(self) -> int | None:
         """Bytes that the allocator took from the driver (or gave back, when negative)."""
-        return _minus(self.end.reserved, self.start.reserved)
+        return minus(self.end.reserved, self.start.reserved)
 
     @property
     def peak_over_start(self) -> int | None:
         """Bytes that were needed on top of what was there at the start."""
-        return _minus(self.peak_allocated, self.start.allocated)
+        return minus(self.peak_allocated, self.start.allocated)
 
     @property
     def reserved_over_start(self) -> int | None:
         """Bytes by which the reserved peak rose above what was reserved at the start."""
-        return _minus(self.peak_reserved, self.start.reserved)
+        return minus(self.peak_reserved, self.start.reserved)
 
     @property
     def retries(self) -> int | None:
         """Allocations that only succeeded after the cache was flushed: slow, and a sign of a full card."""
-        return _minus(self.end.retries, self.start.retries)
+        return minus(self.end.retries, self.start.retries)
 
     @property
     def ooms(self) -> int | None:
         """Out-of-memory errors raised by the allocator, caught ones included."""
-        return _minus(self.end.ooms, self.start.ooms)
+        return minus(self.end.ooms, self.start.ooms)
 
     @property
     def allocation_count(self) -> int | None:
         """How many allocations were made."""
-        return _minus(self.end.allocation_count, self.start.allocation_count)
+        return minus(self.end.allocation_count, self.start.allocation_count)
 
     @property
     def outside_delta(self) -> int | None:
@@ -98,21 +100,21 @@ class DeviceUsage(Record):
         if self.driver_end is not None and self.driver_end.process is not None:
             # A device without a context holds nothing of this process, whether or not the driver was asked.
             before = 0 if self.first_use else (self.driver_start.process if self.driver_start else None)
-            process = _minus(self.driver_end.process, before)
-        return _minus(process, self.delta_reserved)
+            process = minus(self.driver_end.process, before)
+        return minus(process, self.delta_reserved)
 
     @property
     def others_delta(self) -> int | None:
         """Change of what everything but this process holds on the card."""
-        return _minus(_others(self.driver_end), _others(self.driver_start))
+        return minus(_others(self.driver_end), _others(self.driver_start))
 
     @property
     def elsewhere_delta(self) -> int | None:
         """Change of everything on the card but PyTorch's memory, where the driver does not tell processes apart."""
         if self.driver_end is None or self.driver_end.process is not None:
             return None
-        used = _minus(self.driver_end.used, self.driver_start.used if self.driver_start else None)
-        return _minus(used, self.delta_reserved)
+        used = minus(self.driver_end.used, self.driver_start.used if self.driver_start else None)
+        return minus(used, self.delta_reserved)
 
     @property
     def changed(self) -> bool:
@@ -190,9 +192,5 @@ class Series(Record):
         return self.runs[index]
 
 
-def _minus(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a - b
-
-
 def _others(driver: DriverMemory | None) -> int | None:
-    return None if driver is None else _minus(driver.used, driver.process)
+    return None if driver is None else minus(driver.used, driver.process)

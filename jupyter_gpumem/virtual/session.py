@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +100,7 @@ class VirtualGpu:
         return self.patches.undo()
 
 
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _active: list[VirtualGpu] = []
 
 
@@ -116,13 +118,15 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None 
 
     Raises:
         InvalidValueError: a name or the settings are not understood.
-        UnavailableError: one is on already, PyTorch cannot have one, or the CUDA context of a real one is lost.
+        UnavailableError: one is on already, PyTorch cannot have one, the CUDA context of a real one is lost, or another
+            allocator than the one that is modelled is asked for.
     """
     check_context()
     if isinstance(settings, str):
         settings = AllocatorSettings.parse(settings)
     elif not (settings is None or isinstance(settings, AllocatorSettings)):
         raise InvalidValueError(f"settings must be a text such as 'expandable_segments:True', got {shown(settings)}")
+    _check_modelled(settings)
     if _active:
         raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
@@ -137,6 +141,21 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None 
         _active.append(gpu)
         undo.pop_all()
     return gpu
+
+
+def _check_modelled(settings: AllocatorSettings | None) -> None:
+    """Refuse another allocator than the one that is modelled.
+
+    Raises:
+        UnavailableError: the settings, or the environment, ask for one.
+    """
+    other = dict(settings.others).get("backend", "native") if settings is not None else "native"
+    asked = f"backend:{other}" if other != "native" else _UNCACHED if os.environ.get(_UNCACHED) else None
+    if asked is not None:
+        raise UnavailableError(
+            f"a virtual GPU has PyTorch's own caching allocator, and {asked} asks for another; "
+            "take it out of the environment or the settings"
+        )
 
 
 def stop() -> list[str]:

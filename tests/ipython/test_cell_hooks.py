@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from jupyter_gpumem import devices
@@ -22,6 +24,28 @@ def open_cells(cells) -> int:
 def _no_cell_open(request):
     """Assert after each test that no cell is open any more."""
     yield
+    assert LEDGER.open_intervals == 0
+
+
+def at_the_end_of(name):
+    """Have a Ctrl-C arrive when one of our functions returns."""
+
+    def profile(frame, event, argument):
+        if event == "return" and frame.f_code.co_name == name and "jupyter_gpumem" in frame.f_code.co_filename:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+
+
+@pytest.mark.parametrize("moment", ["open", "start", "close"])
+def test_an_interrupt_in_the_measuring_itself_is_the_users_own(cells, moment):
+    """The error is no other one, and what was begun is ended; before the end there is even something to report."""
+    cells.shell.push({"at_the_end_of": at_the_end_of})
+    outcome = cells(f"at_the_end_of({moment!r})\n%gpumem 1 + 1")
+    assert type(outcome.error) is KeyboardInterrupt
+    assert outcome.error.__context__ is None
+    assert len(outcome.texts) == (moment == "start")
     assert LEDGER.open_intervals == 0
 
 

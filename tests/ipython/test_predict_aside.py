@@ -68,7 +68,8 @@ def test_settings_that_a_predicted_cell_changes_can_neither_be_seen_nor_undone_a
     """The change before it is the last one still, and is undone."""
     session("%gpumem_config roundup_power2_divisions:4")
     told = session(
-        "%%gpumem_predict\n%gpumem_config roundup_power2_divisions:8\n%gpumem_config --undo\n%gpumem_config expandable_segments:True"
+        "%%gpumem_predict\n%gpumem_config roundup_power2_divisions:8\n%gpumem_config --undo\n"
+        "%gpumem_config expandable_segments:True"
     )
     assert told.error is None
     assert session("gm.allocator_config().text").value == "roundup_power2_divisions:4"

@@ -135,6 +135,21 @@ def test_settings_of_the_environment(cells, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "asked"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+    ],
+)
+def test_another_allocator_is_refused(cells, monkeypatch, variable, value, asked):
+    """What is modelled is PyTorch's own caching allocator: numbers of it would be wrong for another."""
+    monkeypatch.setenv(variable, value)
+    for line in ("%gpumem_virtual on", "import torch\n%gpumem_predict torch.empty(1, device='cuda')"):
+        assert f"own caching allocator, and {asked} asks for another" in cells(line).stderr
+    assert session.active() is None
+
+
 def test_beside_real_tensors_it_is_refused(cells, monkeypatch):
     """`cuda` means one device only: where tensors of a real one are alive, there is no virtual one."""
     real = FakeBackend(kind="cuda")

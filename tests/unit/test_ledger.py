@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jupyter_gpumem import devices
 from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError, _raise
-from jupyter_gpumem.ledger import RACE, UNSEEN_RESET, PeakLedger
+from jupyter_gpumem.ledger import RACE, UNSEEN_RESET, Interval, PeakLedger
 from jupyter_gpumem.units import GiB, MiB
 
 
@@ -115,7 +115,7 @@ class Story(RuleBasedStateMachine):
 
     @rule(only=st.sampled_from([None, None, frozenset({"fake:0"}), frozenset({"fake:1", "late:0"})]))
     def begin_interval(self, only):
-        interval = self.ledger.open(only)
+        interval = self.ledger.open(Interval(only))
         began = {}
         for family in self.families:
             for index in family.indices:
@@ -304,7 +304,7 @@ def test_many_threads_keep_the_users_maximum(book):
     def work(one):
         label = frozenset({f"{one.kind}:0"})
         for round_ in range(1, 40):
-            interval = book.open(label)
+            interval = book.open(Interval(label))
             spike(one, round_ * MiB)
             span = book.close(interval)[one, 0]
             if (span.peak_allocated, span.doubt, one.user_peak()) != (round_ * MiB, None, round_ * MiB):
@@ -555,7 +555,7 @@ def test_only_the_named_devices_are_measured(book):
     devices.add_backend(two)
     try:
         spike(two, GiB, 0)
-        interval = book.open(frozenset({"pair:1"}))
+        interval = book.open(Interval(frozenset({"pair:1"})))
         spike(two, MiB, 1)
         assert two.stats(0)["allocated_bytes"]["all"]["peak"] == GiB
         spans = book.close(interval)
