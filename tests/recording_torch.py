@@ -10,10 +10,16 @@ from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.devices.history import History
 from jupyter_gpumem.devices.pytorch import CachingAllocator
 from jupyter_gpumem.recorder import Recorder
+from jupyter_gpumem.records import RecorderStatus
 from jupyter_gpumem.units import GiB, MiB
 
 BASE = 0x7F0000000000
 PLACE = {"filename": "/home/me/train.py", "line": 12, "name": "step"}
+
+OURS = (("all",), {"context": "alloc", "stacks": "python", "max_entries": 1_000_000})
+THEIRS = {"enabled": "all", "context": "state", "stacks": "all", "max_entries": 77}
+END = ((None,), {})
+OFF = RecorderStatus(running=False, ours=False, events=None, max_entries=None, stacks=None)
 
 
 class Version(str):
@@ -120,3 +126,8 @@ def own_recorder() -> Recorder:
     """Return a recorder of the process's torch that no other test has used."""
     backend = CachingAllocator("cuda")
     return Recorder(History("cuda", lambda kind: backend))
+
+
+def actions(recording):
+    """Return what a recording's events are."""
+    return [event["action"] for event in recording.events(0)]

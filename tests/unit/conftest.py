@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from jupyter_gpumem import recorder
 from jupyter_gpumem.ledger import LEDGER
+from tests.recording_torch import RecordingTorch, own_recorder
 
 settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unit")
@@ -68,3 +71,32 @@ def ledger():
     LEDGER._open.clear()
     assert leaked == []
     assert not watching
+
+
+@pytest.fixture
+def become(monkeypatch):
+    """Return a function that makes a stand-in the process's torch, and the recorder that of it; checked afterwards."""
+    made = []
+
+    def use(torch):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(recorder, "RECORDER", own_recorder())
+        made.append((torch, recorder.RECORDER))
+        return torch
+
+    yield use
+    for torch, ours in made:
+        ours.close()
+        assert torch.memory._record_memory_history == torch.original, "PyTorch's function stays replaced"
+
+
+@pytest.fixture
+def torch(become):
+    """A stand-in with one device in use."""
+    return become(RecordingTorch())
+
+
+@pytest.fixture
+def ours(torch):
+    """The recorder of the stand-in."""
+    return recorder.RECORDER
