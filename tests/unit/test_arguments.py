@@ -76,7 +76,7 @@ FREE = {
 }
 """Flags that are as true as what is given for them, as everywhere in Python."""
 ELSEWHERE = {("whatif", "settings"), ("whatif", "memory"), ("whatif", "limit"), ("whatif", "device")}
-"""What `test_comparison.py` tests."""
+"""What `test_comparison_inputs.py` tests."""
 
 CASES = [(name, argument, wrong) for name, each in WRONG.items() for argument in each for wrong in each[argument]]
 
