@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from panel_steps import Driven
 
-from jupyter_gpumem import recorder
+from jupyter_gpumem import devices, recorder
 from jupyter_gpumem.ledger import LEDGER
+from tests.model_backend import ModelBackend
 from tests.recording_torch import RecordingTorch, own_recorder
 
 settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,3 +102,21 @@ def torch(become):
 def ours(torch):
     """The recorder of the stand-in."""
     return recorder.RECORDER
+
+
+@pytest.fixture
+def gpu():
+    """A modelled device that the process uses."""
+    backend = ModelBackend()
+    devices.add_backend(backend)
+    yield backend
+    LEDGER.detach()
+    devices.remove_backend(backend)
+
+
+@pytest.fixture
+def driven(gpu):
+    """A panel on that device."""
+    one = Driven()
+    yield one
+    one.close()

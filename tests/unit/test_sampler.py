@@ -33,16 +33,6 @@ def clock():
 
 
 @pytest.fixture
-def gpu():
-    """A modelled device that the process uses."""
-    backend = ModelBackend()
-    devices.add_backend(backend)
-    yield backend
-    LEDGER.detach()
-    devices.remove_backend(backend)
-
-
-@pytest.fixture
 def sampler(clock, gpu):
     """A sampler of that device, begun at 1,000,000 s."""
     one = Sampler(clock=clock, wall=lambda: 1e6, capacity=100)
