@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -200,13 +201,14 @@ class _Search:
         """Return the largest size that fits by prediction, or `None` without one; notes say why, and what it left."""
         clean()
         self.caps.keep_free(self._margin)
+        handled = sys.exc_info()[1]
         try:
             rooms = {backend.device(index): _room(backend, index) for backend, index in ready_devices()}
             expected = largest_batch(self._fn, functools.partial(_run, self._fn), start, self._maximum, rooms)
         except Exception as reason:  # noqa: BLE001 - whatever it is: the trials do without, and say so
             line = next(iter(str(reason).splitlines()), "")
             what = line if isinstance(reason, GpumemError) else f"{type(reason).__name__}: {line}"
-            release_frames(reason)
+            release_frames(reason, handled)
             self._foreseen.append(f"no prediction to begin with: {what}"[:300])
             return None
         if expected.not_undone:
@@ -263,14 +265,15 @@ class _Search:
 
 def _attempt(fn: Callable[[int], object], size: int) -> str | None:
     """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`."""
+    handled = sys.exc_info()[1]
     try:
         _run(fn, size)
     except BaseException as failure:
-        found = find_oom(failure)
+        found = find_oom(failure, handled)
         if found is None or found[1].family == "host":
             note_loss(failure)
             raise
-        release_frames(failure)
+        release_frames(failure, handled)
         return str(found[0])
     return None
 

@@ -52,18 +52,27 @@ class _Waiting(list):  # type: ignore[type-arg]
         return list, ()
 
 
-def wait_for_reason(error: BaseException, tell: Callable[[OomExplanation], object]) -> None:
-    """Have a function called with the explanation of an error, at once if there is one, else if there ever will be."""
-    errors = chained(error)
+def wait_for_reason(
+    error: BaseException, tell: Callable[[OomExplanation], object], handled: BaseException | None = None
+) -> None:
+    """Have a function called with the explanation of an error, at once if there is one, else if there ever will be.
+
+    Args:
+        error: the error.
+        tell: what is called.
+        handled: what was being handled already when the code began that raised it: that is none of its reasons.
+    """
+    errors = chained(error, handled=handled)
     known = next((vars(one)[EXPLANATION] for one in errors if EXPLANATION in vars(one)), None)
     if known is not None:
         tell(known)
     elif any(isinstance(one, _OF_MEMORY) for one in errors):
-        vars(error).setdefault(_WAITING, _Waiting()).append(tell)
+        vars(error).setdefault(_WAITING, _Waiting()).append((tell, handled))
 
 
-def tell_reason(error: BaseException, explanation: OomExplanation) -> None:
+def tell_reason(error: BaseException, explanation: OomExplanation, handled: BaseException | None = None) -> None:
     """Call everybody who waits for the explanation of an error, or of what it was raised from, once."""
-    for one in chained(error):
-        for tell in vars(one).pop(_WAITING, ()):
-            tell(explanation)
+    for one in chained(error, handled=handled):
+        for tell, before in vars(one).pop(_WAITING, ()):
+            if any(vars(reason).get(EXPLANATION) is explanation for reason in chained(one, handled=before)):
+                tell(explanation)

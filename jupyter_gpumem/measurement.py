@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -70,6 +71,7 @@ class Measure:
         self._rss: int | None = None
         self._began = 0.0
         self._measured: Any = None  # the decorated function
+        self._handled: BaseException | None = None
 
     @property
     def running(self) -> bool:
@@ -135,16 +137,19 @@ class Measure:
         return self.result
 
     def __enter__(self) -> Measure:
-        return self.start()
+        self.start()
+        self._handled = sys.exc_info()[1]
+        return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        handled, self._handled = self._handled, None
         result = self.stop(error)
         if self._on_result is not None:
             self._on_result(result)
         if value is not None:
-            wait_for_reason(value, functools.partial(self._explained, result))
+            wait_for_reason(value, functools.partial(self._explained, result), handled)
 
     def __call__(self, function: Function) -> Function:
         """Return `function` measured at each call; its attribute `measurement` is the latest result.

@@ -198,14 +198,21 @@ def _shell() -> Any:
     return find() if find is not None else None
 
 
-def chained(*errors: BaseException) -> list[BaseException]:
-    """Return exceptions with all that they were raised from, during, or group; each once, the given ones first."""
+def chained(*errors: BaseException, handled: BaseException | None = None) -> list[BaseException]:
+    """Return exceptions with all that they were raised from, during, or group; each once, the given ones first.
+
+    Args:
+        errors: where to begin.
+        handled: what the caller was handling already when the code began that raised them. Python chains whatever is
+            raised meanwhile to it, but it and what belongs to it are the caller's, and left out.
+    """
     group: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+    others = set() if handled is None else {id(error) for error in chained(handled)}
     found: dict[int, BaseException] = {}
     waiting = list(errors)
     while waiting:
         error = waiting.pop(0)
-        if id(error) in found:
+        if id(error) in found or id(error) in others:
             continue
         found[id(error)] = error
         waiting += [one for one in (error.__cause__, error.__context__) if one is not None]

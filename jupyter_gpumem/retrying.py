@@ -6,13 +6,14 @@ import asyncio
 import functools
 import gc
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .arguments import check_function, shown
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .notebook import chained
-from .oom import explain_oom, find_oom
+from .oom import explain_error, find_oom
 from .oom.observer import observe
 from .records import FailedAttempt
 
@@ -77,6 +78,7 @@ class Retry:
 
             @functools.wraps(function)
             async def retried_async(*args: Any, **kwargs: Any) -> Any:
+                handled = sys.exc_info()[1]
                 for number in range(1, self._max_retries + 2):
                     observe()
                     try:
@@ -84,7 +86,7 @@ class Retry:
                     except asyncio.CancelledError:
                         raise
                     except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
-                        text, message = self._failed(error, number)
+                        text, message = self._failed(error, number, handled)
                     self._prepare(number, text, message)
                 raise AssertionError  # the last attempt returns or raises
 
@@ -99,25 +101,32 @@ class Retry:
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function, again if need be, and return its value."""
         check_function("what is retried", function, "these arguments")
+        handled = sys.exc_info()[1]
         for number in range(1, self._max_retries + 2):
             observe()
             try:
                 return function(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
-                text, message = self._failed(error, number)
+                text, message = self._failed(error, number, handled)
             # Outside of the `except` block: inside, the error and with it the frames of the attempt are alive.
             self._prepare(number, text, message)
         raise AssertionError  # the last attempt returns or raises
 
-    def _failed(self, error: BaseException, number: int) -> tuple[OomText, str]:
-        """Let go of the frames of an attempt; an error that is to be seen is raised again."""
-        found = find_oom(error)
+    def _failed(self, error: BaseException, number: int, handled: BaseException | None) -> tuple[OomText, str]:
+        """Let go of the frames of an attempt; an error that is to be seen is raised again.
+
+        Args:
+            error: what ended the attempt.
+            number: 1 for the first.
+            handled: what the caller was handling already: Python chains the error to it, and it is left as it is.
+        """
+        found = find_oom(error, handled)
         if found is None or found[1].family == "host":
             raise error
         if number > self._max_retries:
-            explain(error)
+            explain(error, handled)
             raise error
-        release_frames(error)
+        release_frames(error, handled)
         return found[1], str(found[0])
 
     def _prepare(self, number: int, text: OomText, message: str) -> None:
@@ -126,9 +135,14 @@ class Retry:
             self._on_retry(attempt)
 
 
-def release_frames(error: BaseException) -> None:
-    """Let go of the frames of an error and of all that it was raised from, during, or groups."""
-    for one in chained(error):
+def release_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Let go of the frames of an error and of all that it was raised from, during, or groups.
+
+    Args:
+        error: the error.
+        handled: what was being handled already when the code began that raised it: that keeps its frames.
+    """
+    for one in chained(error, handled=handled):
         one.__traceback__ = None
 
 
@@ -138,9 +152,9 @@ def clean() -> int:
     return give_back_everywhere()
 
 
-def explain(error: BaseException) -> None:
+def explain(error: BaseException, handled: BaseException | None) -> None:
     """Attach the explanation to an out-of-memory error, as an attribute and a note."""
-    explanation = explain_oom(error)
+    explanation = explain_error(error, handled=handled)
     if explanation is None:
         return
     if hasattr(error, "add_note"):  # Python 3.11

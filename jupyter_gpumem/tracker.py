@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Tracker:
         self.steps: list[Measurement] = []
         self._devices = device_labels(devices)
         self._running: Measure | None = self._begin()
+        self._handled: BaseException | None = None
 
     def step(self, name: object) -> Measurement:
         """End the running step under `name`, begin the next one, and return what the ended one cost.
@@ -99,17 +101,19 @@ class Tracker:
     def __enter__(self) -> Tracker:
         self.stop()
         self._running = self._begin()  # the first step begins here, also if the tracker was made long before
+        self._handled = sys.exc_info()[1]
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        handled, self._handled = self._handled, None
         if self._running is not None and error is not None:
             step = self._running.stop(error)
             self.steps.append(step)
             self._running = None
             if value is not None:
-                wait_for_reason(value, functools.partial(self._explained, step))
+                wait_for_reason(value, functools.partial(self._explained, step), handled)
         self.stop()
 
     def __len__(self) -> int:

@@ -76,7 +76,7 @@ class ErrorWatch:
             # ipykernel still needs the error for its reply, but not the frames.
             free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
 
-    def stored(self, error: BaseException, name: str, record: Any) -> None:
+    def stored(self, error: BaseException, name: str, record: Any, handled: BaseException | None = None) -> None:
         """Have the result of what an error ended say why, if the error is explained and the result is still there.
 
         Its report stands above already: what is shown right above the explanation need not say the same.
@@ -87,7 +87,7 @@ class ErrorWatch:
             if self._session.shell.user_ns.get(name) is record:
                 self._session.shell.push({name: _with_reason(record, found)})  # type: ignore[no-untyped-call]
 
-        wait_for_reason(error, tell)
+        wait_for_reason(error, tell, handled)
 
     def _explain(self, error: BaseException, cell: int | None) -> None:
         from jupyter_gpumem import devices, oom

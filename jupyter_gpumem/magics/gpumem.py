@@ -78,6 +78,7 @@ def _measured(
     runs = []
     value = returned = None
     failure: BaseException | None = None
+    handled = sys.exc_info()[1]
     try:
         for number in range(1, (options.repeat or 1) + 1):
             value = None  # so that a run never overlaps with the result of the one before
@@ -98,9 +99,9 @@ def _measured(
         try:
             if runs:  # else the measuring itself was interrupted
                 record: Record = runs[0] if options.repeat is None else Series(tuple(runs))
-                returned = deliver(session, options, record, failure)
+                returned = deliver(session, options, record, failure, handled)
         finally:
-            failure = None  # the error refers to this very frame
+            failure = handled = None  # the error refers to this very frame
     return returned if options.output else value if options.repeat is None else None
 
 
@@ -116,13 +117,25 @@ def lines_above_call(session: Session) -> int:
 
 
 def deliver(
-    session: Session, options: argparse.Namespace, record: Record, error: BaseException | None = None
+    session: Session,
+    options: argparse.Namespace,
+    record: Record,
+    error: BaseException | None = None,
+    handled: BaseException | None = None,
 ) -> Record | None:
-    """Store, show or return a result, as the options say; `error` is what ended the measured code."""
+    """Store, show or return a result, as the options say.
+
+    Args:
+        session: whose.
+        options: of the magic.
+        record: the result.
+        error: what ended the measured code.
+        handled: what was being handled already when that code began.
+    """
     if options.variable is not None:
         session.shell.push({options.variable: record})  # type: ignore[no-untyped-call]
         if error is not None:
-            session.errors.stored(error, options.variable, record)
+            session.errors.stored(error, options.variable, record, handled)
     return session.deliver(options, record)
 
 

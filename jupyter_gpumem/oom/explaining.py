@@ -76,14 +76,17 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
     return explain_error(error)
 
 
-def explain_error(error: BaseException, *, released: bool = False) -> OomExplanation | None:
+def explain_error(
+    error: BaseException, *, released: bool = False, handled: BaseException | None = None
+) -> OomExplanation | None:
     """Return why memory ran out, and keep it with the error and as the last one; `None` for other errors.
 
     Args:
         error: the error, or one that was raised from it.
         released: whether the caller lets go of the error's frames and of garbage right afterwards.
+        handled: what was being handled already when the code began that raised it.
     """
-    found = find_oom(error)
+    found = find_oom(error, handled)
     if found is None:
         return None
     cause, text = found
@@ -92,7 +95,7 @@ def explain_error(error: BaseException, *, released: bool = False) -> OomExplana
         known = _explain(text, _state(text), cause, released=released)
         vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
-    tell_reason(error, known)
+    tell_reason(error, known, handled)
     return known
 
 

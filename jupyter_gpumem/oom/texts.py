@@ -115,11 +115,16 @@ def _size(number: str, unit: str) -> int | None:
     return size if size < _UNKNOWN else None
 
 
-def find_oom(error: BaseException) -> tuple[BaseException, OomText] | None:
-    """Return the out-of-memory error that an error is, was raised from, or groups: one with numbers if there is one."""
+def find_oom(error: BaseException, handled: BaseException | None = None) -> tuple[BaseException, OomText] | None:
+    """Return the out-of-memory error that an error is, was raised from, or groups: one with numbers if there is one.
+
+    Args:
+        error: the error.
+        handled: what was being handled already when the code began that raised it: that is none of its reasons.
+    """
     found = [
         (one, text)
-        for one in chained(error)
+        for one in chained(error, handled=handled)
         if not isinstance(one, GpumemError)  # the model's own is behind PyTorch's
         and (text := parse(f"{type(one).__name__}: {one}")) is not None
     ]
