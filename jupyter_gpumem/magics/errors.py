@@ -73,8 +73,11 @@ class ErrorWatch:
             from jupyter_gpumem.letting_go import free
             from jupyter_gpumem.notebook import Notebook
 
-            # ipykernel still needs the error for its reply, but not the frames.
-            free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
+            try:
+                # ipykernel still needs the error for its reply, but not the frames.
+                free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
+            except KeyboardInterrupt:
+                self._session.show_text("Letting go of the error was interrupted; %gpumem_free does it.")
 
     def stored(self, error: BaseException, name: str, record: Any, handled: BaseException | None = None) -> None:
         """Have the result of what an error ended say why, if the error is explained and the result is still there.
@@ -94,11 +97,18 @@ class ErrorWatch:
         from jupyter_gpumem.incidents import note_oom
 
         shown = oom.explained(error) is not None
-        found = oom.explain_error(error, released=self.free and devices.lost_context() is None)
+        released = self.free and devices.lost_context() is None
+        interrupted = False
+        try:
+            found = oom.explain_error(error, released=released)
+        except KeyboardInterrupt:
+            interrupted, found = True, oom.explain_error(error, released=released, search=False)
         if found is None:
             return
         note_oom(found, cell)
-        if not shown:
+        if interrupted:
+            self._session.show_text("Explaining the error was interrupted; %gpumem_oom shows what is known.")
+        elif not shown:
             self._session.show(found)
         if panel := open_panel():
             panel.explained(found)

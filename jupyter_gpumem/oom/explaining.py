@@ -77,7 +77,7 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
 
 
 def explain_error(
-    error: BaseException, *, released: bool = False, handled: BaseException | None = None
+    error: BaseException, *, released: bool = False, handled: BaseException | None = None, search: bool = True
 ) -> OomExplanation | None:
     """Return why memory ran out, and keep it with the error and as the last one; `None` for other errors.
 
@@ -85,6 +85,7 @@ def explain_error(
         error: the error, or one that was raised from it.
         released: whether the caller lets go of the error's frames and of garbage right afterwards.
         handled: what was being handled already when the code began that raised it.
+        search: whether to look for who holds the memory, and to replay a recording: what may take seconds.
     """
     found = find_oom(error, handled)
     if found is None:
@@ -92,7 +93,8 @@ def explain_error(
     cause, text = found
     known: OomExplanation | None = getattr(cause, EXPLANATION, None)
     if known is None:
-        known = _explain(text, _state(text), cause, released=released)
+        known = _explain(text, _state(text), cause, released=released, search=search)
+        observer.forget()  # not before: an explanation that was interrupted can begin again
         vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
     tell_reason(error, known, handled)
@@ -102,7 +104,6 @@ def explain_error(
 def _state(text: OomText) -> tuple[OomState, str] | None:
     """Return the state that belongs to an error, and when it was seen."""
     kept = observer.last_state()
-    observer.forget()
     if kept is not None and _belongs(kept, text):
         return kept, "when it happened"
     if text.family == "host" or text.platform not in {"cuda", "hip", "xpu"}:
@@ -120,7 +121,12 @@ def _belongs(state: OomState, text: OomText) -> bool:
 
 @leaving_nothing
 def _explain(
-    text: OomText, seen: tuple[OomState, str] | None, error: BaseException | None, *, released: bool = False
+    text: OomText,
+    seen: tuple[OomState, str] | None,
+    error: BaseException | None,
+    *,
+    released: bool = False,
+    search: bool = True,
 ) -> OomExplanation:
     state, when = seen if seen is not None else (None, "in the text only")
     n = numbers(text, state)
@@ -134,7 +140,7 @@ def _explain(
             largest = fragmentation(state.segments).largest_free
         said = verdicts.sentence(kind, n, largest)
     notebook = Notebook.current(error)
-    found = survey(notebook) if state is not None and lost_context() is None else None
+    found = survey(notebook) if search and state is not None and lost_context() is None else None
     holders: tuple[Holder, ...] = ()
     details: list[str] = []
     if found is not None and state is not None:
@@ -146,6 +152,8 @@ def _explain(
         if staying:
             named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in staying[:_MOST_HOLDERS])
             details.append(f"The largest holders: {named}")
+    if not search:
+        details.append("The search for who holds the memory was interrupted; %gpumem_who says who does now")
     details[:0] = _failed_at(error, n.request if kind == "absurd request" else None)
     trouble = observer.problem()
     if trouble is not None:
@@ -155,7 +163,7 @@ def _explain(
         n,
         state,
         found,
-        _replayed(state) if state is not None and kind == "fragmentation" else None,
+        _replayed(state) if search and state is not None and kind == "fragmentation" else None,
         Place(notebook.shell is not None, released),
     )
     if released and (size := advisor.released()):
