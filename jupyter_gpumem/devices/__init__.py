@@ -1,9 +1,10 @@
 """The devices of this process: which back ends there are, and the driver beside them."""
 
+from jupyter_gpumem.importing import TorchImportWatch
+
 from .actable import actable_backend, actable_device, actable_devices, first_actable, give_back, give_back_everywhere
 from .base import Backend, Controls, Driver, Levels, Stats, Watcher, counters, levels
 from .context import check_context, find_context_again, loss_in, lost_context, note_loss, sticky_error
-from .interception import TorchImportWatch
 from .naming import check_devices, device_labels, explain_nothing, explain_unused
 from .pytorch import explain_absence, loaded_torch, torch_installed, versions
 from .registry import (

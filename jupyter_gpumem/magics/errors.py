@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
+from jupyter_gpumem.importing import TorchImportWatch
 
 from .cells import open_panel
 
@@ -31,34 +32,45 @@ class ErrorWatch:
     def __init__(self, session: Session) -> None:
         self.free = False
         self._session = session
+        self._import_watch = TorchImportWatch(_observe)
 
     def load(self) -> None:
         """Add the hooks. After those that measure cells: the report of a cell comes before the explanation."""
         events = self._session.shell.events
         events.register("pre_run_cell", self._before)
         events.register("post_run_cell", self._after)
+        self._watch_import()  # the rest of the cell that loads us may import torch and run out of memory
 
     def unload(self) -> None:
         """Remove them, give `%debug` back, and forget the last explanation and what it was made from."""
         events = self._session.shell.events
         events.unregister("pre_run_cell", self._before)
         events.unregister("post_run_cell", self._after)
+        self._import_watch.remove()
         if notebook := sys.modules.get("jupyter_gpumem.notebook"):
             notebook.restore_debug(self._session.shell)
         if observer := sys.modules.get("jupyter_gpumem.oom.observer"):
             observer.forget()
+            observer.stop_waiting()
         if incidents := sys.modules.get("jupyter_gpumem.incidents"):
             incidents.forget_oom()
 
     def _before(self, info: Any) -> None:  # noqa: ARG002
         """See to it that the state is kept when memory runs out in the cell. On `pre_run_cell`."""
         if "torch" in sys.modules:
-            from jupyter_gpumem.oom.observer import observe
+            _observe()
+        else:
+            self._watch_import()
 
-            observe()
+    def _watch_import(self) -> None:
+        """Do the same as soon as torch is imported, if it is not yet."""
+        if "torch" not in sys.modules:
+            self._import_watch.remove()  # a cell within a cell finds it there
+            self._import_watch.install()
 
     def _after(self, result: Any) -> None:
         """Explain, note or release what made the cell fail. On `post_run_cell`."""
+        self._import_watch.remove()
         error = None if result is None else result.error_in_exec
         if error is None or "torch" not in sys.modules:
             return
@@ -112,6 +124,12 @@ class ErrorWatch:
             self._session.show(found)
         if panel := open_panel():
             panel.explained(found)
+
+
+def _observe() -> None:
+    from jupyter_gpumem.oom.observer import observe
+
+    observe()
 
 
 def _with_reason(record: Measurement | Series, found: OomExplanation) -> Record:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.records import Counters, Device, DriverMemory
 
 _ATTACH = "_cuda_attach_out_of_memory_observer"
+_WAITS = "jupyter_gpumem: an observer of out-of-memory errors\n"
 _MOST_FRAMES = 12
 
 
@@ -49,9 +50,10 @@ class OomState:
 
 @dataclass(slots=True)
 class _Observation:
-    """That PyTorch calls us, which cannot be undone, and what it told last."""
+    """That PyTorch calls us, which cannot be undone, what it told last, and the lists of calls that wait for that."""
 
     attached: list[Any] = field(default_factory=list)
+    queues: list[list[Any]] = field(default_factory=list)
     last: OomState | None = None
     problem: str | None = None
 
@@ -60,11 +62,34 @@ _observation = _Observation()
 
 
 def observe() -> None:
-    """Have the state kept when memory runs out, once there is an allocator to ask; about 1 us afterwards."""
-    torch = loaded_torch()
-    if torch is None or lost_context() is not None or not torch.cuda.is_initialized():
+    """Have the state kept when memory runs out, from the moment on at which CUDA is initialised; about 1 us afterwards.
+
+    Also while torch is being imported, as soon as there is `torch.cuda`. Nothing is initialised: what waits for that is
+    among the calls that PyTorch itself puts off until then (`torch.cuda._lazy_call`).
+    """
+    cuda = sys.modules.get("torch.cuda")
+    queue = getattr(cuda, "_queued_calls", None)
+    if cuda is None or queue is None or lost_context() is not None:
         return
-    attach = getattr(torch._C, _ATTACH, None)
+    if getattr(cuda, "_initialized", False):
+        if cuda.is_initialized():  # it is not in a forked child
+            _attach()
+    elif not any(call is _attach for call, _ in queue):
+        queue.append((_attach, [_WAITS]))
+        _observation.queues.append(queue)
+
+
+def stop_waiting() -> None:
+    """Take back what waits for CUDA to be initialised."""
+    current = getattr(sys.modules.get("torch.cuda"), "_queued_calls", None) or []
+    for queue in (*_observation.queues, current):
+        queue[:] = [entry for entry in queue if entry[0] is not _attach]
+    _observation.queues.clear()
+
+
+def _attach() -> None:
+    """Have PyTorch call us, once for each allocator."""
+    attach = getattr(sys.modules["torch"]._C, _ATTACH, None)
     # A virtual GPU has a binding of its own, and each process has its own allocators.
     mark = (os.getpid(), getattr(attach, "__self__", attach))
     if attach is not None and not any(mark[0] == pid and mark[1] is owner for pid, owner in _observation.attached):

@@ -52,6 +52,21 @@ def test_magics_before_torch_is_imported(fresh_kernel):
     assert fresh_kernel.value(WATCHES) == "0"
 
 
+def test_memory_runs_out_in_the_cell_that_imports_torch(fresh_kernel):
+    """The state is kept also there, on a device that is first used in the same cell; nothing goes on watching."""
+    fresh_kernel.run("%load_ext jupyter_gpumem")
+    assert fresh_kernel.value(WATCHES) == "0"
+    reply = fresh_kernel.run(
+        "import torch\nfrom jupyter_gpumem.virtual import session\nsession.start('8GiB')\n"
+        "torch.ones(9 << 30, dtype=torch.uint8, device='cuda')"
+    )
+    assert reply.error == "OutOfMemoryError"
+    assert len(reply.reports) == 1
+    assert fresh_kernel.run("why = %gpumem_oom -o").status == "ok"
+    assert fresh_kernel.value("why.seen") == "'when it happened'"
+    assert fresh_kernel.value(WATCHES) == "0"
+
+
 def test_torch_imported_inside_a_measured_cell(fresh_kernel):
     """A cell that imports torch is measured, and neither import watch nor replaced binding stays."""
     fresh_kernel.run("%load_ext jupyter_gpumem")

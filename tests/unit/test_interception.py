@@ -11,7 +11,8 @@ import types
 
 import pytest
 
-from jupyter_gpumem.devices.interception import MARK, Interception, TorchImportWatch
+from jupyter_gpumem.devices.interception import MARK, Interception
+from jupyter_gpumem.importing import TorchImportWatch
 
 CUDA = ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats")
 ACCELERATOR = ("_accelerator_getDeviceStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats")
