@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from .errors import InvalidValueError
 
 
-def check_whole(name: str, value: object, *, least: int = 1) -> None:
-    """Refuse what is no whole number of at least so much; whole numbers of NumPy's are some.
+def whole(value: Any) -> int | None:
+    """Return a whole number as Python's own, also one of NumPy's or of any other kind; `None` if it is none.
+
+    `True` is none: who writes it has mistaken one argument for another.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_whole(name: str, value: object, *, least: int = 1) -> int:
+    """Return a whole number of at least so much.
 
     Raises:
         InvalidValueError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+    number = whole(value)
+    if number is None or number < least:
         raise InvalidValueError(f"{name} must be a whole number of {least} or more, got {shown(value)}")
+    return number
 
 
 def check_share(name: str, value: object) -> None:

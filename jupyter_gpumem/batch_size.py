@@ -71,7 +71,7 @@ def find_batch_size(
         UnavailableError: there is no device to run out of memory, or the CUDA context is lost.
         Exception: whatever `fn` raises that is not about memory.
     """
-    _check(fn, start, maximum, margin, on_trial)
+    start, maximum = _checked(fn, start, maximum, margin, on_trial)
     check_context()
     absent = explain_absence()
     if absent is not None and not any(True for _ in ready_devices()):
@@ -91,24 +91,25 @@ def find_batch_size(
     )
 
 
-def _check(
+def _checked(
     fn: Callable[[int], object],
     start: int,
     maximum: int | None,
     margin: float,
     on_trial: Callable[[Trial], object] | None,
-) -> None:
+) -> tuple[int, int | None]:
+    """Refuse what cannot be searched with; returns `start` and `maximum` as numbers."""
     check_function("fn", fn, "a batch size")
-    check_whole("start", start)
-    if maximum is not None:
-        check_whole("maximum", maximum)
-        if maximum < start:
-            raise InvalidValueError(f"maximum must not be below start ({start}), got {maximum}")
+    first = check_whole("start", start)
+    most = None if maximum is None else check_whole("maximum", maximum)
+    if most is not None and most < first:
+        raise InvalidValueError(f"maximum must not be below start ({first}), got {most}")
     check_share("margin", margin)
     if on_trial is not None:
         check_function("on_trial", on_trial, "a Trial")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidValueError("fn must not be a coroutine function; wrap it: lambda n: asyncio.run(fn(n))")
+    return first, most
 
 
 class _Caps:

@@ -16,7 +16,7 @@ from .allocator.check import Check, check
 from .allocator.replay import Conditions, Replay, replay, reserved_at_start
 from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
-from .arguments import check_function, shown
+from .arguments import check_function, shown, whole
 from .choices import Search, cost, recommended
 from .errors import InvalidValueError
 from .reasons import explain, note_on_the_start, notes_on_chance, notes_on_delays, notes_on_numbers
@@ -177,7 +177,8 @@ def whatif(
     if progress is not None:
         check_function("progress", progress, "how many replays are done, and how many are planned")
     chosen = _chosen(settings)
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+    processes = whole(jobs)
+    if processes is None or processes < 1:
         raise InvalidValueError(f"{shown(jobs)} processes are not possible; jobs is a number of at least 1")
     if isinstance(recording, (str, os.PathLike)):
         recording = read_recording(recording)
@@ -203,7 +204,7 @@ def whatif(
         same = checked.exact and not own
         references.append(as_recorded if same else replay(trace, recorded, conditions, looks=True))
 
-    with Replays(trace, conditions, jobs) as replays:
+    with Replays(trace, conditions, processes) as replays:
         run = _Run(replays, progress)
         # The check takes as long as a replay, so other processes are not kept waiting for it.
         results = run(first, meanwhile=check_first)
@@ -325,8 +326,8 @@ def _device(recording: Recording, device: int | None) -> int:
 
 
 def _size(value: int | str, what: str) -> int:
-    size = parse_bytes(value) if isinstance(value, str) else value
-    if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST:
+    size = parse_bytes(value) if isinstance(value, str) else whole(value)
+    if size is None or size < _SMALLEST:
         raise InvalidValueError(f"{what} of {shown(value)} is not possible; write a size such as 24GiB")
     return size
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import devices
-from .arguments import check_function, check_text, check_whole, shown
+from .arguments import check_function, check_text, check_whole, shown, whole
 from .batches import Search
 from .control.aside import aside
 from .control.environment import starting_settings
@@ -85,7 +85,7 @@ def predict(
         UnavailableError: PyTorch cannot have a virtual GPU.
     """
     __tracebackhide__ = True
-    _check(function, gpu, batch, runs)
+    runs = _checked(function, gpu, batch, runs)
     plain = plain_function(function)
     code = getattr(plain, "__code__", None)
     file = code.co_filename if code is not None else ""
@@ -305,14 +305,14 @@ def plain_function(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
-def _check(function: object, gpu: object, batch: object, runs: object) -> None:
-    """Refuse what cannot be predicted with."""
+def _checked(function: object, gpu: object, batch: object, runs: object) -> int:
+    """Refuse what cannot be predicted with; returns `runs` as a number."""
     check_function("function", function, "the other arguments")
     if not (gpu is None or isinstance(gpu, Iterable)):
         raise InvalidValueError(f"gpu must be a card such as 'T4', or a list of some, got {shown(gpu)}")
     if batch is not None:
         check_text("batch", batch, "batch_size")
-    check_whole("runs", runs)
+    return check_whole("runs", runs)
 
 
 def _bound(function: Any, batch: str, args: Any, kwargs: Any) -> inspect.BoundArguments:
@@ -332,6 +332,7 @@ def whole_batch(name: str, value: object) -> int:
     Raises:
         InvalidValueError: it is no whole number of at least 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    number = whole(value)
+    if number is None or number < 1:
         raise InvalidValueError(f"the batch variable {name} must be a whole number of at least 1, got {value!r:.60}")
-    return value
+    return number

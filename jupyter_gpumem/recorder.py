@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from .arguments import shown
+from .arguments import shown, whole
 from .devices import check_context
 from .devices.history import History
 from .errors import InvalidValueError, RecordingError
@@ -53,7 +53,8 @@ class Recorder:
             RecordingError: a recording is running already, ours or another.
             UnavailableError: there is no PyTorch or no GPU to record.
         """
-        if isinstance(max_entries, bool) or not isinstance(max_entries, int) or not 1 <= max_entries <= sys.maxsize:
+        kept = whole(max_entries)
+        if kept is None or not 1 <= kept <= sys.maxsize:
             raise InvalidValueError(
                 f"{shown(max_entries)} events cannot be kept; max_entries is a number of at least 1"
             )
@@ -65,8 +66,8 @@ class Recorder:
                     if ours
                     else "a recording that is not ours is running and is left alone; it can be saved as it is"
                 )
-            self._history.start(max_entries, stacks=stacks, on_takeover=self._lost)
-            self._ours, self._max_entries, self._stacks, self.last = True, max_entries, stacks, None
+            self._history.start(kept, stacks=stacks, on_takeover=self._lost)
+            self._ours, self._max_entries, self._stacks, self.last = True, kept, stacks, None
 
     def stop(self) -> Recording:
         """End our recording and return it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from jupyter_gpumem.arguments import shown
+from jupyter_gpumem.arguments import shown, whole
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import format_bytes, parse_bytes
 
@@ -54,13 +54,14 @@ def parse_amount(value: int | str, *, free: bool = True) -> Amount:
     Raises:
         InvalidValueError: it is no amount, none above zero, or more than can be counted.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    number = whole(value)
+    if number is None and not isinstance(value, str):
         raise InvalidValueError(
             f"not an amount: {shown(value)}; write bytes as an int, or a text such as 512MiB or 80%"
         )
-    if isinstance(value, int):
-        amount = Amount(value)
-    elif "%" not in value:
+    if number is not None:
+        amount = Amount(number)
+    elif "%" not in (value := str(value)):
         amount = Amount(parse_bytes(value))
     else:
         match = _SHARE.fullmatch(value)

@@ -55,7 +55,7 @@ WRONG = {
     "read_recording": {"path": (*PATHS, None)},
     "record": {"path": PATHS, "max_entries": NUMBERS},
     "reserve": {"size": SIZES, "name": (3.5, ODD, [], b"y"), "device": DEVICES},
-    "retry_on_oom": {"function": FUNCTIONS, "max_retries": ("x", None, ODD, 1.5, -1), "on_retry": FUNCTIONS},
+    "retry_on_oom": {"function": FUNCTIONS, "max_retries": NUMBERS, "on_retry": FUNCTIONS},
     "status": {"devices": DEVICES},
     "Tracker": {"devices": DEVICES},
     "virtual_gpu": {"gpu": (*CARDS, None), "settings": (3.5, -1, True, ODD, [1.5], b"y", "x")},
@@ -142,10 +142,31 @@ def test_settings_of_a_virtual_gpu_as_pytorch_writes_them():
 def test_numbers_of_numpy_are_numbers():
     """They come out of any computation."""
     numpy = pytest.importorskip("numpy")
-    arguments.check_whole("n", numpy.int64(3))
+    assert type(arguments.check_whole("n", numpy.int64(3))) is int
     arguments.check_share("share", numpy.float32(0.5))
     with pytest.raises(InvalidValueError, match=r"^n must be a whole number of 2 or more, got .*1"):
         arguments.check_whole("n", numpy.int64(1), least=2)
+
+
+class Whole:
+    """A number of another kind."""
+
+    def __index__(self):
+        return 2
+
+
+def test_whole_numbers_of_any_kind_will_do(virtual, tmp_path):
+    """Wherever one is asked for; what is done with them is done with Python's own."""
+    two = Whole()
+    assert gm.find_batch_size(lambda n: torch.empty(n, device="cuda").nbytes, two, two).batch_size == 2
+    assert gm.retry_on_oom(max_retries=two).call(int, 3) == 3
+    assert gm.predict(lambda batch_size: torch.empty(batch_size), batch_size=two, batch="batch_size", runs=two)
+    with gm.record(tmp_path / "run.pickle", max_entries=two) as r:
+        kept = torch.empty(1 << 20, device="cuda")
+    assert len(gm.whatif(r.recording, ["expandable_segments:True"], jobs=two, memory=1 << 34).results) == 2
+    with gm.reserve(Whole()):
+        pass
+    del kept
 
 
 def test_what_is_shown_is_short_and_on_one_line():
