@@ -9,7 +9,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .arguments import check_function, shown
+from .arguments import check_function, check_whole, shown
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .notebook import chained
@@ -61,20 +61,15 @@ class Retry:
 
     def __init__(self, max_retries: int, on_retry: Callable[[FailedAttempt], object] | None) -> None:
         # Refused now: on the day when memory runs out, an error of ours would take the place of the retry.
-        if not isinstance(max_retries, int) or max_retries < 0:
-            raise InvalidValueError(f"max_retries must be a whole number of 0 or more, got {shown(max_retries)}")
+        max_retries = check_whole("max_retries", max_retries, least=0)
         if on_retry is not None and not callable(on_retry):
             raise InvalidValueError(f"on_retry must be a function of one argument, got {shown(on_retry)}")
         self._max_retries, self._on_retry = max_retries, on_retry
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         check_function("what is retried", function, "any arguments")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"cannot retry the generator function {function.__qualname__!r}: its body runs between the lines of "
-                "its caller; retry the function that consumes it"
-            )
-        if inspect.iscoroutinefunction(function):
+        _refuse_generators(function)
+        if _is(inspect.iscoroutinefunction, function):
 
             @functools.wraps(function)
             async def retried_async(*args: Any, **kwargs: Any) -> Any:
@@ -99,8 +94,16 @@ class Retry:
         return retried
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a function, again if need be, and return its value."""
+        """Run a function, again if need be, and return its value; that of a coroutine function is to be awaited.
+
+        Raises:
+            TypeError: it is a generator function.
+            InvalidValueError: it cannot be called.
+        """
         check_function("what is retried", function, "these arguments")
+        _refuse_generators(function)
+        if _is(inspect.iscoroutinefunction, function):
+            return self(function)(*args, **kwargs)
         handled = sys.exc_info()[1]
         for number in range(1, self._max_retries + 2):
             observe()
@@ -135,6 +138,20 @@ class Retry:
             self._on_retry(attempt)
 
 
+def _refuse_generators(function: Callable[..., Any]) -> None:
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        name = getattr(function, "__qualname__", None) or shown(function)
+        raise TypeError(
+            f"cannot retry the generator function {name!r}: its body runs between the lines of its caller; retry the "
+            "function that consumes it"
+        )
+
+
+def _is(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a function is of a kind, or an object whose class makes it callable by such a one."""
+    return kind(function) or kind(type(function).__call__)
+
+
 def release_frames(error: BaseException, handled: BaseException | None) -> None:
     """Let go of the frames of an error and of all that it was raised from, during, or groups.
 
@@ -155,7 +172,9 @@ def clean() -> int:
 def explain(error: BaseException, handled: BaseException | None) -> None:
     """Attach the explanation to an out-of-memory error, as an attribute and a note."""
     explanation = explain_error(error, handled=handled)
-    if explanation is None:
+    if explanation is None or not hasattr(error, "add_note"):  # Python 3.11
         return
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(str(explanation))
+    text = str(explanation)
+    # Below one of the errors it may stand already: a function that is retried has called another one.
+    if not any(text in getattr(one, "__notes__", ()) for one in chained(error, handled=handled)):
+        error.add_note(text)

@@ -40,6 +40,7 @@ _FAMILIES = {
     "library": "A library (cuBLAS, cuDNN, NCCL, ...) found no memory for itself outside PyTorch's allocator",
     "assert": "PyTorch's allocator ran out of memory and then failed to say so: it asks the driver about processes, "
     "which this device (a MIG slice, often) refuses",
+    "bare": "The error says no more than that memory ran out: it was raised by hand, or its text was shortened",
     "host": "The main memory is full, not the GPU's",
 }
 

@@ -66,6 +66,12 @@ _LIBRARY = re.compile(
     r"(?:CUBLAS|HIPBLAS|ROCBLAS|CUDNN|MIOPEN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?(?:ALLOC_FAILED|INTERNAL_ALLOC)"
     r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate|NCCL .*out of memory"
 )
+_BARE = re.compile(
+    r"\A(?:(?:torch\.)?(?:cuda\.)?OutOfMemoryError\b:? ?)(?:(CUDA|HIP|XPU|MPS) .*)?"
+    r"|\A(?:RuntimeError: )?(CUDA|HIP|XPU|MPS) (?:backend )?out of memory\b"
+)
+"""Without numbers, as people raise it themselves: the class alone, or a text that begins as PyTorch's do."""
+
 _HIDDEN = re.compile(r"NVML_SUCCESS == r INTERNAL ASSERT FAILED at .*CUDACachingAllocator")
 
 
@@ -87,7 +93,8 @@ def parse(text: str) -> OomText | None:
         found = pattern.search(text)
         if found is not None:
             return OomText(family, "hip" if re.search(r"hip|roc|miopen", found[0], re.IGNORECASE) else "cuda")
-    return None
+    found = _BARE.search(text)
+    return None if found is None else OomText("bare", (found[1] or found[2] or "CUDA").lower())
 
 
 def _with_numbers(text: str, platform: str, requested: int | None) -> OomText:

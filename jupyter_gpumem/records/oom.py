@@ -13,7 +13,8 @@ class OomText(Record):
 
     Attributes:
         family: `allocator` (PyTorch's, with numbers), `driver` (a call of the driver failed), `library` (cuBLAS, cuDNN
-            and the like could not allocate), `assert` (an assertion that hides one, as on MIG), `host` (main memory).
+            and the like could not allocate), `assert` (an assertion that hides one, as on MIG), `host` (main memory),
+            `bare` (without numbers, as people raise it themselves).
         platform: `cuda`, `hip`, `xpu`, `npu`, `mps` or `cpu`.
         requested: what was asked for.
         device: PyTorch's index.

@@ -219,6 +219,26 @@ def test_further_texts(text, family, requested):
     assert (found.family, found.requested) == (family, requested)
 
 
+@pytest.mark.parametrize(
+    ("text", "platform"),
+    [
+        ("OutOfMemoryError: CUDA out of memory.", "cuda"),
+        ("torch.cuda.OutOfMemoryError: the batch is too large", "cuda"),
+        ("OutOfMemoryError: ", "cuda"),
+        ("OutOfMemoryError: XPU out of memory", "xpu"),
+        ("RuntimeError: HIP out of memory", "hip"),
+        ("MPS backend out of memory", "mps"),
+    ],
+)
+def test_what_is_raised_by_hand_has_no_numbers(text, platform):
+    """It is about memory all the same, and no more is said of it than that."""
+    found = parse(text)
+    assert (found.family, found.platform, found.requested) == ("bare", platform, None)
+    explained = gm.explain_oom(text)
+    assert (explained.verdict, explained.evidence, explained.actions) == ("unclear", (), ())
+    assert "raised by hand" in explained.sentence
+
+
 @pytest.mark.parametrize("name", [name for name in TEXTS if name[0] == "N"])
 def test_look_alikes(name):
     """What is no out-of-memory error is not taken for one."""
@@ -226,7 +246,15 @@ def test_look_alikes(name):
 
 
 @pytest.mark.parametrize(
-    "text", ["ValueError: out of memory of the past", "I ran out of memory", "memory: Tried to allocate 2 GiB", ""]
+    "text",
+    [
+        "ValueError: out of memory of the past",
+        "ValueError: a smaller batch avoids CUDA out of memory",
+        "java.lang.OutOfMemoryError: Java heap space",
+        "I ran out of memory",
+        "memory: Tried to allocate 2 GiB",
+        "",
+    ],
 )
 def test_other_texts(text):
     """Ordinary sentences are none either."""
