@@ -14,7 +14,8 @@ from .devices import check_context, explain_absence, lost_context, note_loss, re
 from .errors import GpumemError, InvalidValueError, UnavailableError
 from .expectation import largest_batch, on_virtual_gpu
 from .measurement import Measure
-from .oom import find_oom
+from .oom import explain_error, find_oom
+from .oom.observer import observe
 from .records import BatchSize, Trial
 from .retrying import clean, release_frames
 from .units import MiB, format_bytes
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .devices import Backend
+    from .records import OomExplanation
 
 _ITERATIONS = 2
 """Optimizer state arrives at the end of the first one."""
@@ -31,6 +33,9 @@ _A_LEAK = MiB
 """What stays after each of several trials, beyond this, is a leak."""
 
 _LARGEST = 1 << 30
+
+_ENOUGH = 3
+"""Trials after which a function that has not allocated any device memory is believed to need none."""
 
 
 def find_batch_size(
@@ -47,6 +52,9 @@ def find_batch_size(
     The size is doubled until it fails, then the interval is halved until it is known. Before each trial garbage is
     collected and unused memory given back; during the trials the margin is kept from PyTorch by a memory cap, so that
     what is found runs in that much less memory. A cap of yours stays in force, and is back afterwards.
+
+    Without a `maximum`, a function that allocates no device memory is not tried any further after a few trials; a note
+    of the result says so. If not even a batch of 1 runs, `oom` of the result is the explanation.
 
     With a prediction (`predict`), a few runs on a virtual GPU whose memory has no end say how large a batch should fit,
     and the trials go on from there: often two are enough. The answer comes from trials all the same, so that a wrong
@@ -77,7 +85,7 @@ def find_batch_size(
     if absent is not None and not any(True for _ in ready_devices()):
         raise UnavailableError(f"no batch size can be found: {absent}")
     foresee = on_virtual_gpu() if predict is None else predict
-    search = _Search(fn, maximum or _LARGEST, margin, on_trial)
+    search = _Search(fn, maximum, margin, on_trial)
     with _Caps() as search.caps:
         best = search.run(start, foresee=foresee)
     return BatchSize(
@@ -88,6 +96,7 @@ def find_batch_size(
         leaks=search.leaks(),
         predicted=search.predicted,
         notes=tuple(search.notes(best)),
+        oom=search.oom,
     )
 
 
@@ -146,14 +155,21 @@ class _Search:
     """One search: what was tried, and what to try next."""
 
     def __init__(
-        self, fn: Callable[[int], object], maximum: int, margin: float, on_trial: Callable[[Trial], object] | None
+        self,
+        fn: Callable[[int], object],
+        maximum: int | None,
+        margin: float,
+        on_trial: Callable[[Trial], object] | None,
     ) -> None:
         self.trials: list[Trial] = []
         self._good = 0
         self._bad: int | None = None
         self.caps = _Caps()
         self.predicted: int | None = None
-        self._fn, self._maximum, self._margin, self._on_trial = fn, maximum, margin, on_trial
+        self.oom: OomExplanation | None = None
+        self._takes_memory = False
+        self._endless = maximum is None
+        self._fn, self._maximum, self._margin, self._on_trial = fn, maximum or _LARGEST, margin, on_trial
         self._base: int | None = None
         self._foreseen: list[str] = []
 
@@ -168,7 +184,7 @@ class _Search:
             self._good = start
         else:
             self._bad = start
-        if foresee and self._open:
+        if foresee and self._open and self._takes_memory:
             self.predicted = self._foresee(start)
         if self.predicted is not None:
             self._close_in(self.predicted)
@@ -178,7 +194,9 @@ class _Search:
 
     @property
     def _open(self) -> bool:
-        """Whether the answer is not known yet."""
+        """Whether the answer is not known yet, and can be found."""
+        if self._endless and not self._takes_memory and len(self.trials) >= _ENOUGH:
+            return False
         return self._good < self._maximum if self._bad is None else self._bad - self._good > 1
 
     def _try(self, size: int) -> bool:
@@ -227,8 +245,10 @@ class _Search:
             self._base = _allocated()
         began = time.perf_counter()
         with Measure() as measure:
-            error = _attempt(self._fn, size)
+            error = self._attempt(size)
         usages = list(measure.result or ())
+        # Where nobody counts allocations, there may have been some.
+        self._takes_memory |= error is not None or any(usage.allocation_count != 0 for usage in usages)
         clean()
         trial = Trial(
             batch_size=size,
@@ -261,22 +281,32 @@ class _Search:
         elif self.trials and self.trials[-1].left >= _A_LEAK:
             yield f"fn keeps {format_bytes(self.trials[-1].left)} from its first run on (optimizer state, buffers)"
         if not best:
-            yield "not even the smallest size tried runs; %gpumem_oom or gm.explain_oom() says why"
+            yield "not even the smallest size tried runs; .oom of this result says why, and so does %gpumem_oom"
+        elif not self._takes_memory:
+            ended = f": the search ended with {best:,}" if self._endless else ""
+            yield f"fn allocated no device memory in {len(self.trials)} trials, so that no batch is too large{ended}"
+        elif self._endless and best == self._maximum:
+            yield f"fn still runs with {best:,}, and no more are tried: its memory does not grow with the batch"
 
+    def _attempt(self, size: int) -> str | None:
+        """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`.
 
-def _attempt(fn: Callable[[int], object], size: int) -> str | None:
-    """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`."""
-    handled = sys.exc_info()[1]
-    try:
-        _run(fn, size)
-    except BaseException as failure:
-        found = find_oom(failure, handled)
-        if found is None or found[1].family == "host":
-            note_loss(failure)
-            raise
-        release_frames(failure, handled)
-        return str(found[0])
-    return None
+        If not even a single sample fits, nothing does: that is explained while it can be.
+        """
+        handled = sys.exc_info()[1]
+        observe()
+        try:
+            _run(self._fn, size)
+        except BaseException as failure:
+            found = find_oom(failure, handled)
+            if found is None or found[1].family == "host":
+                note_loss(failure)
+                raise
+            if size == 1:
+                self.oom = explain_error(failure, released=True, handled=handled)
+            release_frames(failure, handled)
+            return str(found[0])
+        return None
 
 
 def _run(fn: Callable[[int], object], size: int) -> None:

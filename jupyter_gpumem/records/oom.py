@@ -159,6 +159,7 @@ class BatchSize(Record):
         leaks: bytes that every further trial leaves behind, or `None`.
         predicted: the largest that should run by a prediction, which the trials began near; `None` without one.
         notes: what else is to be said, one sentence each.
+        oom: why memory runs out already with a batch of 1, or `None` where that runs.
     """
 
     batch_size: int
@@ -168,6 +169,7 @@ class BatchSize(Record):
     leaks: int | None = None
     predicted: int | None = None
     notes: tuple[str, ...] = ()
+    oom: OomExplanation | None = None
 
     def __int__(self) -> int:
         return self.batch_size

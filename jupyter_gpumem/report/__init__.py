@@ -8,6 +8,7 @@ from jupyter_gpumem.comparison import WhatIf
 from jupyter_gpumem.records import (
     AllocatorConfig,
     Audit,
+    BatchSize,
     Chain,
     DeviceAudit,
     Emptied,
@@ -27,6 +28,7 @@ from jupyter_gpumem.records import (
 )
 
 from .audit import audit_sheets, device_audit_sheets
+from .batch_size import batch_size_sheets
 from .comparison import recorder_sheets, whatif_sheets
 from .control import config_sheets, emptied_sheets, limits_sheets, reservation_sheets, reservations_sheets
 from .holding import chain_sheets, holders_sheets, released_sheets
@@ -61,6 +63,7 @@ _SHEETS: dict[type[Record], Callable[[Any], list[Sheet]]] = {
     Holders: holders_sheets,
     AllocatorConfig: config_sheets,
     Audit: audit_sheets,
+    BatchSize: batch_size_sheets,
     DeviceAudit: device_audit_sheets,
     Emptied: emptied_sheets,
     Limits: limits_sheets,
