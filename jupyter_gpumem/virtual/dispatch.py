@@ -14,7 +14,7 @@ import torch
 from . import known, refusals, shapes
 from .calls import NEW, Signature, card_of, given, index_of, key_of, on_meta, on_meta_named, shape_of
 from .operators import OWN_KERNELS
-from .storages import NATIVE, contiguous, new_tensor, resize
+from .storages import NATIVE, check_size, contiguous, new_tensor, resize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,6 +97,7 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty.memory_format`."""
         __tracebackhide__ = True
+        check_size(size)
         return new_tensor(self.memory, index_of(device), size, contiguous(size, memory_format), dtype or _default())
 
     def empty_strided(
@@ -110,6 +111,7 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty_strided`."""
         __tracebackhide__ = True
+        check_size(size)
         return new_tensor(self.memory, index_of(device), size, stride, dtype or _default())
 
     def window(self, length: int, *_: Any, **options: Any) -> torch.Tensor:
@@ -195,6 +197,7 @@ class Dispatcher:
         known.follow(op, signature.name, signature.out, args, kwargs, written, results)
 
     def _infer(self, key: Any, op: Any, signature: Signature, args: Any, kwargs: Any) -> Any:
+        __tracebackhide__ = True
         try:
             found = self._shapes.get(key)
         except TypeError:  # something in it cannot be a key

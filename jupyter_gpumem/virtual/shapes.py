@@ -77,10 +77,11 @@ def text_of(error: Exception, op: Any, args: Any, kwargs: Any) -> Exception:
     try:
         on_host(op, args, kwargs)
     except (RuntimeError, IndexError, ValueError) as found:
-        return found if type(found) is type(error) else error
+        if type(found) is type(error):
+            return found.with_traceback(None)  # where it was tried is nothing to the user
     except NotImplementedError:
         pass
-    return error
+    return error.with_traceback(None)
 
 
 def _on_meta(like: torch.Tensor, *size: int) -> torch.Tensor:
@@ -200,6 +201,7 @@ class Shapes:
 
     def resize_(self, tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
         """Resize in place; the storage only grows, and what has the size already keeps its layout."""
+        __tracebackhide__ = True
         if memory_format is None and tuple(size) == tuple(tensor.size()):
             return tensor
         resize(self.memory, tensor, size, contiguous(size, memory_format))
