@@ -24,6 +24,7 @@ _OF_MEMORY = (RuntimeError, MemoryError)
 """What errors about memory are, the ones that something else may be raised from."""
 
 _last: list[OomIncident] = []
+_releasing: list[bool] = []
 
 
 def note_oom(explanation: OomExplanation, cell: int | None = None) -> None:
@@ -43,6 +44,16 @@ def last_oom() -> OomIncident | None:
 def forget_oom() -> None:
     """Drop it (`%unload_ext`)."""
     _last.clear()
+
+
+def release_errors(*, on: bool) -> None:
+    """Note whether the session lets go of the frames of every cell that fails (`%gpumem_auto --free-errors`)."""
+    _releasing[:] = [True] if on else []
+
+
+def errors_are_released() -> bool:
+    """Whether it does: whoever explains an error in a cell that it will end need not advise it."""
+    return bool(_releasing)
 
 
 class _Waiting(list):  # type: ignore[type-arg]

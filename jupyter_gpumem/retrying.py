@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .arguments import check_function, check_whole, shown
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
+from .incidents import errors_are_released
 from .notebook import chained
 from .oom import explain_error, find_oom
 from .oom.observer import observe
@@ -171,7 +172,7 @@ def clean() -> int:
 
 def explain(error: BaseException, handled: BaseException | None) -> None:
     """Attach the explanation to an out-of-memory error, as an attribute and a note."""
-    explanation = explain_error(error, handled=handled)
+    explanation = explain_error(error, released=errors_are_released(), handled=handled)
     if explanation is None or not hasattr(error, "add_note"):  # Python 3.11
         return
     text = str(explanation)

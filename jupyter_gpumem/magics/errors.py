@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
 
 class ErrorWatch:
-    """The hooks of a session around cells that fail.
-
-    Attributes:
-        free: whether the frames of a cell that failed are released at once.
-    """
+    """The hooks of a session around cells that fail."""
 
     def __init__(self, session: Session) -> None:
-        self.free = False
+        self._free = False
         self._session = session
         self._import_watch = TorchImportWatch(_observe)
+
+    @property
+    def free(self) -> bool:
+        """Whether the frames of a cell that failed are released at once."""
+        return self._free
+
+    @free.setter
+    def free(self, on: bool) -> None:
+        from jupyter_gpumem.incidents import release_errors
+
+        self._free = on
+        release_errors(on=on)
 
     def load(self) -> None:
         """Add the hooks. After those that measure cells: the report of a cell comes before the explanation."""
@@ -54,6 +62,7 @@ class ErrorWatch:
             observer.stop_waiting()
         if incidents := sys.modules.get("jupyter_gpumem.incidents"):
             incidents.forget_oom()
+            incidents.release_errors(on=False)
 
     def _before(self, info: Any) -> None:  # noqa: ARG002
         """See to it that the state is kept when memory runs out in the cell. On `pre_run_cell`."""

@@ -158,6 +158,21 @@ def test_what_is_released_by_itself_is_not_recommended(gpu):
     assert torch.cuda.memory_allocated() == 3000 * MiB
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_what_is_released_by_itself_is_not_recommended_by_a_retry_either(gpu, released):
+    """It explains its last error inside the cell, and the frames are gone as well when that is read."""
+    gpu("def most():\n    kept = take(4000)\n    return take(5000)")
+    if released:
+        gpu("%gpumem_auto --free-errors on")
+    outcome = gpu("gm.retry_on_oom(max_retries=0).call(most)")
+    text = " ".join(str(outcome.error.gpumem_explanation).split())
+    assert ("the failed cell, outputs and garbage let go of it" in text) is not released
+    assert ("What only the failed cell and garbage held is given back now: 3.91 GiB." in text) is released
+    assert torch.cuda.memory_allocated() == (0 if released else 4000 * MiB)
+    gpu("%unload_ext jupyter_gpumem")
+    assert not incidents.errors_are_released()
+
+
 def test_what_outputs_keep_is_still_recommended(gpu):
     """They are not released by themselves, also where the error's frames hold them too."""
     gpu("%gpumem_auto --free-errors on")
