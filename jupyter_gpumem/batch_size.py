@@ -79,6 +79,7 @@ def find_batch_size(
         UnavailableError: there is no device to run out of memory, or the CUDA context is lost.
         Exception: whatever `fn` raises that is not about memory.
     """
+    __tracebackhide__ = True
     start, maximum = _checked(fn, start, maximum, margin, on_trial)
     check_context()
     absent = explain_absence()
@@ -180,6 +181,7 @@ class _Search:
             start: what is tried first.
             foresee: whether to ask a prediction then where to go on; without one the size is doubled.
         """
+        __tracebackhide__ = True
         if self._fits(start):
             self._good = start
         else:
@@ -201,6 +203,7 @@ class _Search:
 
     def _try(self, size: int) -> bool:
         """Try a size, or the nearest one that is open; returns whether it fits."""
+        __tracebackhide__ = True
         most = self._maximum if self._bad is None else self._bad - 1
         size = max(self._good + 1, min(size, most))
         fits = self._fits(size)
@@ -212,6 +215,7 @@ class _Search:
 
     def _close_in(self, expected: int) -> None:
         """Try the size that is expected to be the answer, then sizes further and further from it, until one differs."""
+        __tracebackhide__ = True
         fits, step = self._try(expected), 1
         while self._open and self._try(self._good + step if fits else (self._bad or 0) - step) is fits:
             step *= 2
@@ -239,6 +243,7 @@ class _Search:
         return expected.batch
 
     def _fits(self, size: int) -> bool:
+        __tracebackhide__ = True
         clean()
         self.caps.keep_free(self._margin)
         if self._base is None:
@@ -293,6 +298,7 @@ class _Search:
 
         If not even a single sample fits, nothing does: that is explained while it can be.
         """
+        __tracebackhide__ = True
         handled = sys.exc_info()[1]
         observe()
         try:
@@ -310,6 +316,7 @@ class _Search:
 
 
 def _run(fn: Callable[[int], object], size: int) -> None:
+    __tracebackhide__ = True
     for _ in range(_ITERATIONS):
         result = fn(size)
         if inspect.isgenerator(result):

@@ -170,6 +170,7 @@ class Measure:
 
             @functools.wraps(function)
             async def measured(*args: Any, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
                 with self._fresh(function) as one:
                     one._measured, one._on_result = measured, functools.partial(self._keep, measured)
                     return await function(*args, **kwargs)
@@ -178,6 +179,7 @@ class Measure:
 
             @functools.wraps(function)
             def measured(*args: Any, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
                 with self._fresh(function) as one:
                     one._measured, one._on_result = measured, functools.partial(self._keep, measured)
                     return function(*args, **kwargs)

@@ -74,6 +74,7 @@ class Retry:
 
             @functools.wraps(function)
             async def retried_async(*args: Any, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
                 handled = sys.exc_info()[1]
                 for number in range(1, self._max_retries + 2):
                     observe()
@@ -81,15 +82,18 @@ class Retry:
                         return await function(*args, **kwargs)
                     except asyncio.CancelledError:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
-                        text, message = self._failed(error, number, handled)
-                    self._prepare(number, text, message)
+                    except BaseException as error:
+                        failed = self._failed(error, number, handled)
+                        if failed is None:
+                            raise
+                    self._prepare(number, *failed)
                 raise AssertionError  # the last attempt returns or raises
 
             return retried_async
 
         @functools.wraps(function)
         def retried(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             return self.call(function, *args, **kwargs)
 
         return retried
@@ -101,6 +105,7 @@ class Retry:
             TypeError: it is a generator function.
             InvalidValueError: it cannot be called.
         """
+        __tracebackhide__ = True
         check_function("what is retried", function, "these arguments")
         _refuse_generators(function)
         if _is(inspect.iscoroutinefunction, function):
@@ -110,14 +115,16 @@ class Retry:
             observe()
             try:
                 return function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - it is raised again unless it is about memory
-                text, message = self._failed(error, number, handled)
+            except BaseException as error:
+                failed = self._failed(error, number, handled)
+                if failed is None:
+                    raise
             # Outside of the `except` block: inside, the error and with it the frames of the attempt are alive.
-            self._prepare(number, text, message)
+            self._prepare(number, *failed)
         raise AssertionError  # the last attempt returns or raises
 
-    def _failed(self, error: BaseException, number: int, handled: BaseException | None) -> tuple[OomText, str]:
-        """Let go of the frames of an attempt; an error that is to be seen is raised again.
+    def _failed(self, error: BaseException, number: int, handled: BaseException | None) -> tuple[OomText, str] | None:
+        """Let go of the frames of an attempt, and return what it said; `None` if the error is to be raised again.
 
         Args:
             error: what ended the attempt.
@@ -126,14 +133,15 @@ class Retry:
         """
         found = find_oom(error, handled)
         if found is None or found[1].family == "host":
-            raise error
+            return None
         if number > self._max_retries:
             explain(error, handled)
-            raise error
+            return None
         release_frames(error, handled)
         return found[1], str(found[0])
 
     def _prepare(self, number: int, text: OomText, message: str) -> None:
+        __tracebackhide__ = True
         attempt = FailedAttempt(number, message, text.requested, clean())
         if self._on_retry is not None:
             self._on_retry(attempt)

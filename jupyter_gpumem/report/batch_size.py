@@ -19,7 +19,7 @@ def batch_size_sheets(record: BatchSize) -> list[Sheet]:
     heading = (
         f"largest batch size {record.batch_size:,}" if record.batch_size else "no batch size runs",
         f"{100 * record.margin:g} % of the memory kept free",
-        f"{len(record.trials)} trials",
+        f"{len(record.trials)} trial{'s' * (len(record.trials) != 1)}",
     )
     rows = tuple(_row(trial) for trial in record.trials[-_MOST_TRIALS:])
     notes = [sentence(note) if not note.startswith("fn ") else f"{note}." for note in record.notes]
