@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.allocator.sizes import SMALL_SIZE
 from jupyter_gpumem.arguments import shown
-from jupyter_gpumem.devices import actable_device, backends, driver_memory, note_loss
+from jupyter_gpumem.devices import actable_device, backends, check_context, driver_memory, note_loss
 from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError, UnavailableError
+from jupyter_gpumem.finishing import run_all, uninterrupted
 from jupyter_gpumem.fragments import lying_in, pool_id_of, segment_at
 from jupyter_gpumem.records import Reservation, Reservations
 from jupyter_gpumem.units import MiB, format_bytes
@@ -121,12 +123,20 @@ class ReservationBook:
                 raise InvalidValueError(f"nothing is put aside under the name {name!r}; there is: {there}")
             names = tuple(self._entries) if name is None else (name,)
             for one in names:
-                reservation, backend, controls = self._entries[one]
-                # With a virtual GPU that is switched off, its memory is gone too.
-                if reservation.state == "held" and backend in backends():
-                    controls.free(reservation.address)
-                del self._entries[one]
+                self._let_go(one)
             return names
+
+    def _let_go(self, name: str) -> None:
+        """Forget an entry, and free what it holds; the lock is held."""
+        reservation, backend, controls = self._entries[name]
+        # With a virtual GPU that is switched off, its memory is gone too.
+        held = reservation.state == "held" and backend in backends()
+        if held:
+            check_context()
+        with uninterrupted():
+            del self._entries[name]  # first: whatever comes of it, nothing is freed twice
+            if held:
+                controls.free(reservation.address)
 
     def let_go(self, reservation: Reservation) -> None:
         """Release this very reservation, if that was not done yet."""
@@ -153,9 +163,16 @@ class ReservationBook:
 
     def close(self) -> None:
         """Release everything (`%unload_ext`); once the CUDA context is lost, only forget it."""
-        with self._lock, contextlib.suppress(UnavailableError):
-            self.release()
-        self._entries.clear()
+
+        def release(name: str) -> None:
+            with contextlib.suppress(UnavailableError):
+                self._let_go(name)
+
+        with self._lock:
+            try:
+                run_all(functools.partial(release, name) for name in self.names())
+            finally:
+                self._entries.clear()
 
 
 RESERVATIONS = ReservationBook()

@@ -24,4 +24,8 @@ def unload(shell: InteractiveShell) -> None:
     """Take everything away from a shell; harmless if there is nothing."""
     session = _sessions.pop(id(shell), None)
     if session is not None:
-        session.unload()
+        try:
+            session.unload()
+        finally:  # IPython, for its part, would take it for loaded after an error
+            loaded: set[str] = shell.extension_manager.loaded  # type: ignore[union-attr]
+            loaded.discard("jupyter_gpumem")

@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.extensions import ExtensionManager
 
 from jupyter_gpumem.errors import GpumemError
+from jupyter_gpumem.finishing import run_all
 
 from .cells import CellWatch, open_panel
 from .errors import ErrorWatch
@@ -21,7 +22,7 @@ from .showing import show
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
@@ -63,27 +64,34 @@ class Session:
         self.errors.load()
 
     def unload(self) -> None:
-        """Take everything away, in the reverse order."""
-        self.errors.unload()
-        self.cells.unload()
+        """Take everything away, in the reverse order, whatever a part of it raises; then raise the first error."""
+        run_all(self._parts())
+
+    def _parts(self) -> Iterator[Callable[[], object]]:
+        """Yield what takes the parts away that are there."""
+        yield self.errors.unload
+        yield self.cells.unload
+        yield self._unregister
+        if live := sys.modules.get("jupyter_gpumem.live"):
+            yield live.close
+        if monitoring := sys.modules.get("jupyter_gpumem.control.monitoring"):
+            yield monitoring.end_all
+        reservation = sys.modules.get("jupyter_gpumem.control.reservation")
+        if reservation is not None and not self._is_reloaded():
+            yield reservation.RESERVATIONS.close
+        if virtual := sys.modules.get(f"{__package__}.virtual"):
+            yield lambda: virtual.switch_off(self)
+        if recorder := sys.modules.get("jupyter_gpumem.recorder"):
+            yield recorder.RECORDER.close
+        if ledger := sys.modules.get("jupyter_gpumem.ledger"):
+            yield ledger.LEDGER.detach
+
+    def _unregister(self) -> None:
         self.shell.Completer.custom_matchers.remove(self._matcher)
         for magic in self._magics:
             name = magic.options.name
             for kind in ("line", "cell"):
                 self.shell.magics_manager.magics[kind].pop(name, None)
-        if live := sys.modules.get("jupyter_gpumem.live"):
-            live.close()
-        if monitoring := sys.modules.get("jupyter_gpumem.control.monitoring"):
-            monitoring.end_all()
-        reservation = sys.modules.get("jupyter_gpumem.control.reservation")
-        if reservation is not None and not self._is_reloaded():
-            reservation.RESERVATIONS.close()
-        if virtual := sys.modules.get(f"{__package__}.virtual"):
-            virtual.switch_off(self)
-        if recorder := sys.modules.get("jupyter_gpumem.recorder"):
-            recorder.RECORDER.close()
-        if ledger := sys.modules.get("jupyter_gpumem.ledger"):
-            ledger.LEDGER.detach()
 
     def _is_reloaded(self) -> bool:
         """Whether this is unloaded only to be loaded again: IPython says so nowhere else than on the stack."""

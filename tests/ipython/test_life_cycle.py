@@ -99,3 +99,25 @@ def test_magics_are_listed(cells):
     assert {"gpumem", "gpumem_auto"} <= set(magics["line"])
     assert "gpumem" in magics["cell"]
     assert "gpumem_auto" not in magics["cell"]
+
+
+def test_unloading_goes_through_all_its_steps(cells, fake, monkeypatch):
+    """Whatever one of them raises: everything else is taken away, the error is shown, and it can be loaded again."""
+    from jupyter_gpumem.control.monitoring import monitor
+    from jupyter_gpumem.control.reservation import RESERVATIONS
+
+    def fail():
+        raise LookupError("of a bug")
+
+    fake.free(fake.allocate(4 * MiB))
+    cells("%%gpumem\nx = fake.allocate(MiB)")
+    watch = monitor(3600).start()
+    with monkeypatch.context() as failing:
+        failing.setattr(RESERVATIONS, "close", fail)
+        failed = cells("%unload_ext jupyter_gpumem")
+    assert isinstance(failed.error, LookupError)
+    assert not watch.running
+    assert not fake.watched
+    assert not cells.shell.find_line_magic("gpumem")
+    assert cells("%load_ext jupyter_gpumem").stdout == ""
+    assert len(cells("%%gpumem\n1").displays) == 1

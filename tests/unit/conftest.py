@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from pathlib import Path
 
@@ -120,3 +122,48 @@ def driven(gpu):
     one = Driven()
     yield one
     one.close()
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT does in this process what it does in a notebook: raise a `KeyboardInterrupt`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def signalled(ctrl_c, monkeypatch):
+    """Return a function that has Ctrl-C come once when a function that is called by name has done its work."""
+
+    def arrange(home, name):
+        plain = getattr(home, name)
+
+        def and_then(*args):
+            result = plain(*args)
+            monkeypatch.setattr(home, name, plain)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        monkeypatch.setattr(home, name, and_then)
+
+    return arrange
+
+
+@contextlib.contextmanager
+def raising_at(name, file):
+    """Raise a `KeyboardInterrupt` where a function of a file returns, as no handler of a signal could hold back."""
+
+    def profile(frame, event, _):
+        if event == "return" and frame.f_code.co_name == name and frame.f_code.co_filename.endswith(file):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+        pytest.fail(f"{name} was not called")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)

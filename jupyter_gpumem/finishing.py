@@ -1,0 +1,55 @@
+"""Finishing what was begun: signals wait until it is done, and one step that fails does not keep the next ones back."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_SIGNALS = ("SIGINT", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGUSR2")
+"""Those whose handlers may raise: the first is Ctrl-C; Windows has not all of them."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no handler of a signal raise inside: a Ctrl-C comes at the end, when nothing is half done.
+
+    Python runs handlers in the main thread, between any two bytecodes, also inside PyTorch's functions: what these had
+    in hand would be lost. Other threads are never interrupted, so there is nothing to do in them. About 5 us.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:  # noqa: ARG001 - what Python hands to every handler
+        came.append(number)
+
+    try:
+        with contextlib.ExitStack() as restoring:
+            for name in _SIGNALS:
+                number: Any = getattr(signal, name, None)
+                before = None if number is None else signal.getsignal(number)
+                if callable(before):  # not what is ignored, or left to the system
+                    restoring.callback(signal.signal, number, before)
+                    signal.signal(number, note)
+            yield
+    finally:
+        for number in came:
+            signal.raise_signal(number)
+
+
+def run_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Run every step, whatever some of them raise; then raise the first of these errors."""
+    errors: list[BaseException] = []
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001, PERF203 - an interrupt too: it is raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,59 @@
+"""Ctrl-C at the worst moment, while the allocator is acted on: everything is as before, or as it was to be."""
+
+from __future__ import annotations
+
+import pytest
+
+import jupyter_gpumem as gm
+from jupyter_gpumem.control.reservation import RESERVATIONS
+from tests.unit.conftest import raising_at
+from tests.unit.test_control import level
+
+torch = pytest.importorskip("torch")
+
+CONTROLS = "devices/controls.py"
+
+
+@pytest.fixture
+def two(virtual):
+    """Two guard bands, `spare` and `other`; returns what was allocated before."""
+    before = level(virtual, "allocated_bytes")
+    for name in ("spare", "other"):
+        gm.reserve("1GiB", hold=True, name=name)
+    return before
+
+
+def test_an_interrupted_release_is_done(virtual, two, signalled):
+    """It is freed and forgotten, once, and the other one can still be released."""
+    signalled(torch.cuda, "caching_allocator_delete")
+    with pytest.raises(KeyboardInterrupt):
+        RESERVATIONS.release("spare")
+    assert RESERVATIONS.names() == ("other",)
+    assert level(virtual, "allocated_bytes") == two + (1 << 30)
+    assert RESERVATIONS.release() == ("other",)
+    assert level(virtual, "allocated_bytes") == two
+
+
+def test_what_was_released_is_never_released_again(virtual, two):
+    """Also where the interrupt is none that could wait."""
+    with raising_at("free", CONTROLS):
+        RESERVATIONS.release("spare")
+    assert RESERVATIONS.release() == ("other",)
+    assert level(virtual, "allocated_bytes") == two
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_closing_releases_everything(virtual, two, monkeypatch, error):
+    """One that fails does not keep the others back, and nothing is listed any more."""
+    plain = torch.cuda.caching_allocator_delete
+
+    def free(address):
+        monkeypatch.setattr(torch.cuda, "caching_allocator_delete", plain)
+        plain(address)
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", free)
+    with pytest.raises(error):
+        RESERVATIONS.close()
+    assert RESERVATIONS.names() == ()
+    assert level(virtual, "allocated_bytes") == two
