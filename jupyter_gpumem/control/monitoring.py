@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpumem.arguments import check_function, shown
 from jupyter_gpumem.devices import check_context, counters, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.finishing import run_all, uninterrupted
 
 from .auditing import THRESHOLD, audit_device, check_threshold
 
@@ -102,9 +103,15 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
             raise InvalidValueError("this monitor watches already; stop it first, or make another one")
         self._ended.clear()
         self._error = None
-        self._thread = threading.Thread(target=self._watch, name="gpumem-monitor", daemon=True)
-        _running.add(self)
-        self._thread.start()
+        thread = threading.Thread(target=self._watch, name="gpumem-monitor", daemon=True)
+        try:
+            with uninterrupted():
+                self._thread = thread
+                _running.add(self)
+                thread.start()
+        except BaseException:  # an interrupt: nobody has this monitor yet, to stop it
+            self.end()
+            raise
         return self
 
     def stop(self) -> None:
@@ -116,7 +123,7 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
     def end(self) -> BaseException | None:
         """Stop watching, and return what the callback raised instead of raising it."""
         self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self.running and self._thread is not threading.current_thread():
             self._thread.join()
         _running.discard(self)
         error, self._error = self._error, None
@@ -131,7 +138,11 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
             self._error = error
 
     def __enter__(self) -> monitor:
-        return self.start()
+        try:
+            return self.start()
+        except KeyboardInterrupt:  # after the start, and before the block, whose end would stop it
+            self.end()
+            raise
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -143,5 +154,4 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
 
 def end_all() -> None:
     """Stop every monitor (`%unload_ext`)."""
-    for one in list(_running):
-        one.end()
+    run_all(one.end for one in list(_running))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import jupyter_gpumem as gm
@@ -57,3 +59,22 @@ def test_closing_releases_everything(virtual, two, monkeypatch, error):
         RESERVATIONS.close()
     assert RESERVATIONS.names() == ()
     assert level(virtual, "allocated_bytes") == two
+
+
+@pytest.mark.parametrize("begin", [lambda watch: watch.start(), lambda watch: watch.__enter__()])
+def test_a_monitor_that_is_interrupted_does_not_watch(virtual, signalled, begin):
+    """Its thread has ended, and it can be started."""
+    watch = gm.monitor(3600)
+    signalled(threading.Thread, "start")
+    with pytest.raises(KeyboardInterrupt):
+        begin(watch)
+    assert not watch.running
+    watch.start().stop()
+
+
+def test_a_block_that_is_interrupted_before_it_begins(virtual):
+    """Nobody would end what it watches with."""
+    watch = gm.monitor(3600)
+    with raising_at("start", "control/monitoring.py"), watch:
+        pytest.fail("the block begins")
+    assert not watch.running
