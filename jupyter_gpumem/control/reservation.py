@@ -107,6 +107,11 @@ class ReservationBook:
         with self._lock:
             self._entries[reservation.name] = reservation, backend, controls
 
+    def drop(self, name: str) -> None:
+        """Forget what was not put aside after all."""
+        with self._lock:
+            self._entries.pop(name, None)
+
     def release(self, name: str | None = None) -> tuple[str, ...]:
         """Give held memory back to the cache, and forget what was only cached; returns the names.
 
@@ -251,35 +256,40 @@ def _put_aside(backend: Backend, controls: Controls, index: int, wanted: int, na
             f"{where}: the largest size that would work now is {format_bytes(largest)} ({largest} bytes); "
             "nothing was changed"
         )
-    before = _reserved(backend, index)
-    address = controls.allocate(index, wanted)
-    if address is None:
-        raise ShortOfMemoryError(
-            f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is in "
-            "pieces; PyTorch has emptied its cache in the attempt"
-        )
-    kept = False
+    owned: list[int] = []
     try:
-        segment: dict[str, Any] = segment_at(backend.segments(index) or [], address) or {}
-        reservation = Reservation(
-            name=name,
-            device=backend.device(index),
-            size=wanted,
-            taken=_reserved(backend, index) - before,
-            address=address,
-            segment="expandable" if segment.get("is_expandable", False) else "driver",
-            pool=segment.get("segment_type", "large"),
-            private=bool(segment) and pool_id_of(segment) != (0, 0),
-            stream=stream,
-            state="held" if hold else "cached",
-            free=0 if hold else wanted,
-            warnings=() if hold else tuple(_usefulness(wanted, settings)),
-        )
-        RESERVATIONS.add(reservation, backend, controls)
-        kept = hold
-    finally:
-        if not kept:  # also when the user interrupts: nobody else knows of this memory
-            controls.free(address)
+        with uninterrupted():
+            before = _reserved(backend, index)
+            controls.allocate(index, wanted, owned)
+            if not owned:
+                raise ShortOfMemoryError(
+                    f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is "
+                    "in pieces; PyTorch has emptied its cache in the attempt"
+                )
+            segment: dict[str, Any] = segment_at(backend.segments(index) or [], owned[0]) or {}
+            reservation = Reservation(
+                name=name,
+                device=backend.device(index),
+                size=wanted,
+                taken=_reserved(backend, index) - before,
+                address=owned[0],
+                segment="expandable" if segment.get("is_expandable", False) else "driver",
+                pool=segment.get("segment_type", "large"),
+                private=bool(segment) and pool_id_of(segment) != (0, 0),
+                stream=stream,
+                state="held" if hold else "cached",
+                free=0 if hold else wanted,
+                warnings=() if hold else tuple(_usefulness(wanted, settings)),
+            )
+            RESERVATIONS.add(reservation, backend, controls)
+            if not hold:
+                controls.free(owned.pop())
+    except BaseException:  # also an interrupt, at the end: nobody gets to know of this memory
+        with uninterrupted():
+            RESERVATIONS.drop(name)
+            for address in owned:
+                controls.free(address)
+        raise
     return Reserved(reservation, backend)
 
 

@@ -118,8 +118,14 @@ class Controls(Protocol):
     def stream(self, index: int) -> int:
         """Return the handle of this thread's current stream; 0 is the default one."""
 
-    def allocate(self, index: int, size: int) -> int | None:
-        """Return the address of memory that no tensor owns, on this thread's current stream; `None` if it is short."""
+    def allocate(self, index: int, size: int, owned: list[int]) -> None:
+        """Allocate memory that no tensor owns, on this thread's current stream, unless it is short.
+
+        Args:
+            index: the device.
+            size: bytes.
+            owned: gets the address, before anything can keep this from returning.
+        """
 
     def free(self, address: int) -> None:
         """Give such memory back to the cache. Thread-safe."""

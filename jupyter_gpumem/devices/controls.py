@@ -70,12 +70,10 @@ class AllocatorControls:
         stream = self._module().current_stream(index)
         return int(stream.cuda_stream if self.kind == "cuda" else stream.sycl_queue)
 
-    def allocate(self, index: int, size: int) -> int | None:
+    def allocate(self, index: int, size: int, owned: list[int]) -> None:
         allocate = self._function(self._module(), "caching_allocator_alloc")
-        try:
-            return int(allocate(size, index))
-        except sys.modules["torch"].OutOfMemoryError:
-            return None
+        with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
+            owned.append(int(allocate(size, index)))
 
     def free(self, address: int) -> None:
         self._function(self._module(), "caching_allocator_delete")(address)

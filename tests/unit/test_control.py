@@ -175,11 +175,11 @@ def test_two_at_once(virtual, monkeypatch):
     """What another thread puts aside meanwhile gets a name of its own, so that both can be released."""
     plain, meanwhile = AllocatorControls.allocate, []
 
-    def allocate(controls, index, size):
+    def allocate(controls, index, size, owned):
         if not meanwhile:
             meanwhile.append("begun")
             meanwhile[0] = gm.reserve("1MiB", hold=True).record.name
-        return plain(controls, index, size)
+        plain(controls, index, size, owned)
 
     before = level(virtual, "allocated_bytes")
     monkeypatch.setattr(AllocatorControls, "allocate", allocate)

@@ -61,6 +61,31 @@ def test_closing_releases_everything(virtual, two, monkeypatch, error):
     assert level(virtual, "allocated_bytes") == two
 
 
+@pytest.mark.parametrize(
+    ("hold", "function"),
+    [(True, "caching_allocator_alloc"), (False, "caching_allocator_alloc"), (False, "caching_allocator_delete")],
+)
+def test_an_interrupted_reservation_is_not_made(virtual, signalled, hold, function):
+    """It is not listed, nothing is allocated that nobody knows of, and its name is free."""
+    before = level(virtual, "allocated_bytes")
+    signalled(torch.cuda, function)
+    with pytest.raises(KeyboardInterrupt):
+        gm.reserve("1GiB", hold=hold, name="spare")
+    assert RESERVATIONS.names() == ()
+    assert level(virtual, "allocated_bytes") == before
+    assert gm.reserve("1GiB", hold=hold, name="spare").record.name == "spare"
+
+
+@pytest.mark.parametrize("function", ["allocate", "free"])
+def test_memory_is_known_as_soon_as_it_is_allocated(virtual, function):
+    """Also where the interrupt is none that could wait, nothing leaks and nothing is freed twice."""
+    before = level(virtual, "allocated_bytes")
+    with raising_at(function, CONTROLS):
+        gm.reserve("1GiB")
+    assert RESERVATIONS.names() == ()
+    assert level(virtual, "allocated_bytes") == before
+
+
 @pytest.mark.parametrize("begin", [lambda watch: watch.start(), lambda watch: watch.__enter__()])
 def test_a_monitor_that_is_interrupted_does_not_watch(virtual, signalled, begin):
     """Its thread has ended, and it can be started."""
