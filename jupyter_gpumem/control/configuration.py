@@ -24,6 +24,7 @@ from jupyter_gpumem.devices import (
     versions,
 )
 from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError, UnavailableError
+from jupyter_gpumem.finishing import uninterrupted
 from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
 from jupyter_gpumem.units import format_bytes
 
@@ -130,21 +131,28 @@ class Configuration:
             if reasons and not force:
                 raise SettingsRefusedError(f"{'; '.join(reasons)}; --force (force=True) tries it all the same")
             self._notes += [f"Forced: {reason}." for reason in reasons]
-            text = wanted.command(before)
+            with uninterrupted():
+                self._put_into_force(wanted, before)
+                self._steps.append((before, wanted))
+            return before, wanted
+
+    def _put_into_force(self, wanted: AllocatorSettings, before: AllocatorSettings) -> None:
+        """Hand PyTorch the settings that are wanted; whatever goes wrong, those before are in force again."""
+        text = wanted.command(before)
+        try:
             try:
                 self._controls.apply_settings(text)
             except (ValueError, RuntimeError) as error:
-                self._restore(before, wanted)
                 raise SettingsRefusedError(
                     f"PyTorch refuses {text!r}: {str(error).splitlines()[0]}; nothing was changed"
                 ) from None
-            self._known, self._text = wanted, text
             after = wanted.observed(self.backend.settings())
             if after != wanted:
-                self._restore(before, wanted)
                 raise SettingsRefusedError(_not_as_wanted(wanted, after))
-            self._steps.append((before, after))
-            return before, after
+        except BaseException:
+            self._restore(before, wanted)
+            raise
+        self._known, self._text = wanted, text
 
     def _restore(self, before: AllocatorSettings, tried: AllocatorSettings) -> None:
         """Bring back what was in force, whatever part of the tried settings is now."""
@@ -169,8 +177,9 @@ class Configuration:
                     "--force (force=True) undoes it all the same"
                 )
             done = len(self._steps)
-            changed = self.change(before, force=force)
-            del self._steps[done - 1 :]  # what was undone, and the undoing
+            with uninterrupted():
+                changed = self.change(before, force=force)
+                del self._steps[done - 1 :]  # what was undone, and the undoing
             return changed
 
     @property

@@ -103,3 +103,35 @@ def test_a_block_that_is_interrupted_before_it_begins(virtual):
     with raising_at("start", "control/monitoring.py"), watch:
         pytest.fail("the block begins")
     assert not watch.running
+
+
+@pytest.fixture
+def told(virtual):
+    """Return what PyTorch tells of its settings."""
+    return lambda: torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] >> 20
+
+
+def test_a_change_of_settings_is_made_as_a_whole(told, signalled):
+    """It is in force and can be undone, and so is an undo that is interrupted."""
+    gm.allocator_config("max_split_size_mb:128")
+    signalled(torch._C, "_accelerator_setAllocatorSettings")
+    with pytest.raises(KeyboardInterrupt):
+        gm.allocator_config("max_split_size_mb:64")
+    assert told() == 64
+    signalled(torch._C, "_accelerator_setAllocatorSettings")
+    with pytest.raises(KeyboardInterrupt):
+        gm.allocator_config(undo=True)
+    assert told() == 128
+    assert gm.allocator_config(undo=True).text == ""
+
+
+def test_a_change_of_settings_is_not_made_at_all(told):
+    """Where the interrupt is none that could wait, what was before is in force again, by our own hand."""
+    gm.allocator_config("max_split_size_mb:128")
+    with raising_at("apply_settings", CONTROLS):
+        gm.allocator_config("max_split_size_mb:64")
+    assert told() == 128
+    with raising_at("apply_settings", CONTROLS):
+        gm.allocator_config(undo=True)
+    assert told() == 128
+    assert gm.allocator_config(undo=True).text == ""
