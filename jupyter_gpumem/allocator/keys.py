@@ -47,6 +47,11 @@ class Key(NamedTuple):
     since: tuple[int, int] | None = None
     check: Callable[[Value], None] | None = None
 
+    @property
+    def lasting(self) -> bool:
+        """Whether a running process that has it can change its value, and never go back to the default."""
+        return self.kept and not self.writable
+
 
 def read_flag(value: Value) -> bool:
     """Return a switch.

@@ -174,7 +174,7 @@ class AllocatorSettings:
             known = KEYS[key]
             if known.writable:
                 named[key] = known.default
-            elif known.kept:
+            elif known.lasting:
                 raise InvalidValueError(
                     f"{key} cannot go back to {known.default} in a running process; restart it without the key"
                 )

@@ -29,7 +29,15 @@ from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
 from jupyter_gpumem.units import format_bytes
 
 from .environment import Environment, permanent_line, read_environment
-from .hazards import notes_on_change, refusals
+from .hazards import (
+    lasting,
+    not_as_wanted,
+    notes_on_change,
+    notes_on_what_stays,
+    notes_on_what_will_stay,
+    refusals,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -113,8 +121,15 @@ class Configuration:
             except InvalidValueError as error:
                 self._notes.append(f"The last settings PyTorch was given, by other code, are wrong: {error}.")
 
-    def change(self, wanted: AllocatorSettings, *, force: bool) -> tuple[AllocatorSettings, AllocatorSettings]:
+    def change(
+        self, wanted: AllocatorSettings, *, force: bool, back: bool = False
+    ) -> tuple[AllocatorSettings, AllocatorSettings]:
         """Put settings into force, all or nothing.
+
+        Args:
+            wanted: the settings.
+            force: also what is unsafe or has no effect.
+            back: this takes something back, as far as that is possible; a note says what stays.
 
         Returns the settings before and after.
 
@@ -124,16 +139,20 @@ class Configuration:
         """
         with self._lock:
             before = self.in_force()
+            if back and (stays := lasting(before, wanted)):
+                wanted = with_values(wanted, stays)
+                self._notes += notes_on_what_stays(stays)
             if wanted == before:
                 return before, before
             _check_version(wanted)
-            reasons = refusals(before, wanted, self.segments(), ready=bool(self.backend.ready()))
+            reasons = refusals(before, wanted, self.segments(), ready=bool(self.backend.ready()), back=back)
             if reasons and not force:
                 raise SettingsRefusedError(f"{'; '.join(reasons)}; --force (force=True) tries it all the same")
             self._notes += [f"Forced: {reason}." for reason in reasons]
             with uninterrupted():
                 self._put_into_force(wanted, before)
                 self._steps.append((before, wanted))
+            self._notes += notes_on_what_will_stay(lasting(wanted, before))
             return before, wanted
 
     def _put_into_force(self, wanted: AllocatorSettings, before: AllocatorSettings) -> None:
@@ -148,14 +167,15 @@ class Configuration:
                 ) from None
             after = wanted.observed(self.backend.settings())
             if after != wanted:
-                raise SettingsRefusedError(_not_as_wanted(wanted, after))
+                raise SettingsRefusedError(not_as_wanted(wanted, after))
         except BaseException:
             self._restore(before, wanted)
             raise
         self._known, self._text = wanted, text
 
     def _restore(self, before: AllocatorSettings, tried: AllocatorSettings) -> None:
-        """Bring back what was in force, whatever part of the tried settings is now."""
+        """Bring back what was in force, whatever part of the tried settings is now, as far as that is possible."""
+        before = with_values(before, lasting(tried, before))
         text = before.command(tried)
         self._controls.apply_settings(text)
         self._known, self._text = before, text
@@ -178,8 +198,10 @@ class Configuration:
                 )
             done = len(self._steps)
             with uninterrupted():
-                changed = self.change(before, force=force)
+                changed = self.change(before, force=force, back=True)
                 del self._steps[done - 1 :]  # what was undone, and the undoing
+                stays = lasting(changed[1], before)
+                self._steps = [(with_values(old, stays), with_values(new, stays)) for old, new in self._steps]
             return changed
 
     @property
@@ -267,16 +289,6 @@ def _check_version(wanted: AllocatorSettings) -> None:
             raise InvalidValueError(f"{key} came with PyTorch {major}.{minor}; this is {version}")
 
 
-def _not_as_wanted(wanted: AllocatorSettings, after: AllocatorSettings) -> str:
-    """Say that PyTorch took a string and means something else."""
-    if wanted.expandable_segments and not after.expandable_segments:
-        return (
-            "expandable_segments:True has no effect: this platform has no virtual memory management, "
-            "so PyTorch reads it as False; nothing was changed"
-        )
-    return f"PyTorch was given {str(wanted)!r} and has {str(after)!r} in force; nothing was changed"
-
-
 _configurations: dict[Backend, Configuration] = {}
 
 
@@ -339,7 +351,8 @@ def allocator_config(
     if undo:
         before, after = here.undo(force=force)
     else:
-        before, after = here.change(now.merged(changes) if changes is not None else here.start, force=force)
+        wanted = now.merged(changes) if changes is not None else here.start
+        before, after = here.change(wanted, force=force, back=reset)
     old, new = before.named(), after.named()
     changed = tuple(
         SettingChange(key, old.get(key, known.default), new.get(key, known.default), known.effect)

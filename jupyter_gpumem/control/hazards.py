@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.allocator.keys import KEYS
 from jupyter_gpumem.fragments import is_empty, pool_id_of
 from jupyter_gpumem.units import MiB, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jupyter_gpumem.allocator.settings import AllocatorSettings
 
 
 def refusals(
-    before: AllocatorSettings, after: AllocatorSettings, segments: Iterable[dict[str, Any]], *, ready: bool
+    before: AllocatorSettings,
+    after: AllocatorSettings,
+    segments: Iterable[dict[str, Any]],
+    *,
+    ready: bool,
+    back: bool = False,
 ) -> list[str]:
     """Return why a change should not be made, one sentence without a full stop each.
 
@@ -23,10 +29,11 @@ def refusals(
         after: those that are wanted.
         segments: the segments of all devices.
         ready: whether a device is in use already.
+        back: whether this takes something back: what had no effect can be taken back without one.
     """
+    pointless = [*_about_the_backend(before, after), *_about_the_fraction(before, after, ready=ready)]
     return [
-        *_about_the_backend(before, after),
-        *_about_the_fraction(before, after, ready=ready),
+        *([] if back else pointless),
         *_about_split_segments(before, after, segments),
         *_about_the_pair(before, after),
     ]
@@ -86,6 +93,44 @@ def _about_the_pair(before: AllocatorSettings, after: AllocatorSettings) -> Iter
             "max_split_size_mb together with expandable_segments lets reserved memory grow without bound "
             "(pytorch/pytorch#193400), and is unsafe once a segment is split; take the other one back with KEY:default"
         )
+
+
+def lasting(before: AllocatorSettings, after: AllocatorSettings) -> dict[str, str]:
+    """Return the keys, with their values, that only the first settings name and that cannot go back to a default."""
+    named = after.named()
+    return {key: value for key, value in before.named().items() if key not in named and KEYS[key].lasting}
+
+
+def with_values(settings: AllocatorSettings, values: Mapping[str, str]) -> AllocatorSettings:
+    """Return settings with these values of keys, as they are written, instead of their own."""
+    return settings.merged(",".join(f"{key}:{value}" for key, value in values.items()))
+
+
+def notes_on_what_will_stay(values: Mapping[str, str]) -> list[str]:
+    """Say what was just set for as long as the process runs."""
+    return [
+        f"{key} cannot go back to {KEYS[key].default} while this process runs: --undo and --reset leave it."
+        for key in values
+    ]
+
+
+def notes_on_what_stays(values: Mapping[str, str]) -> list[str]:
+    """Say what could not be taken back."""
+    return [
+        f"{key} stays at {value}: it cannot go back to {KEYS[key].default} in a running process; restart it without "
+        "the key."
+        for key, value in values.items()
+    ]
+
+
+def not_as_wanted(wanted: AllocatorSettings, after: AllocatorSettings) -> str:
+    """Say that PyTorch took a string and means something else."""
+    if wanted.expandable_segments and not after.expandable_segments:
+        return (
+            "expandable_segments:True has no effect: this platform has no virtual memory management, "
+            "so PyTorch reads it as False; nothing was changed"
+        )
+    return f"PyTorch was given {str(wanted)!r} and has {str(after)!r} in force; nothing was changed"
 
 
 def notes_on_change(

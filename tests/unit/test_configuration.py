@@ -94,6 +94,52 @@ def test_undo_and_reset(virtual):
     assert gm.allocator_config(undo=True).text == "roundup_power2_divisions:8"
 
 
+def test_what_cannot_be_undone_is_said_and_keeps_nothing_else_back(virtual):
+    """It is said where it is set; undo and reset take back everything else and say what stays."""
+    key, stays = "pinned_max_cached_size_mb", "pinned_max_cached_size_mb stays at 5: it cannot go back to unlimited"
+    gm.allocator_config("max_split_size_mb:128")
+    gm.allocator_config("roundup_power2_divisions:4")
+    said = gm.allocator_config(f"{key}:5,expandable_segments:False,garbage_collection_threshold:0.8").notes
+    assert f"{key} cannot go back to unlimited while this process runs: --undo and --reset leave it." in said
+    assert not any("cannot go back" in note for note in gm.allocator_config(f"{key}:5,max_split_size_mb:64").notes)
+    gm.allocator_config(undo=True)
+    undone = gm.allocator_config(undo=True)
+    assert undone.text == f"max_split_size_mb:128,roundup_power2_divisions:4,{key}:5"
+    assert any(note.startswith(stays) for note in undone.notes)
+    undone = gm.allocator_config(undo=True)
+    assert (undone.text, undone.notes) == (f"max_split_size_mb:128,{key}:5", ())
+    reset = gm.allocator_config(reset=True)
+    assert reset.text == f"{key}:5"
+    assert any(note.startswith(stays) for note in reset.notes)
+    assert gm.allocator_config(reset=True).changes == ()
+    with pytest.raises(InvalidValueError, match="cannot go back to unlimited in a running process"):
+        gm.allocator_config(f"{key}:default")
+
+
+def test_what_cannot_be_undone_keeps_no_failed_change_back(virtual, monkeypatch):
+    """A change that PyTorch refuses is taken back as far as possible, and refused as any other."""
+    working = torch._C._accelerator_setAllocatorSettings
+
+    def refusing(text):
+        working(text)
+        if "max_split_size_mb" in text:
+            raise ValueError("something that only PyTorch knows")
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refusing)
+    with pytest.raises(SettingsRefusedError, match="only PyTorch knows"):
+        gm.allocator_config("pinned_max_cached_size_mb:5,max_split_size_mb:64")
+    assert gm.allocator_config().text == "pinned_max_cached_size_mb:5"
+
+
+@pytest.mark.parametrize("how", ["undo", "reset"])
+def test_what_had_no_effect_is_taken_back_without_force(virtual, how):
+    """It takes no insisting to be as before."""
+    with pytest.raises(SettingsRefusedError, match="does nothing"):
+        gm.allocator_config("per_process_memory_fraction:0.5")
+    gm.allocator_config("per_process_memory_fraction:0.5", force=True)
+    assert gm.allocator_config(**{how: True}).text == ""
+
+
 def test_nothing_changes(virtual):
     """Asking for what is in force already is no change, and says so."""
     config = gm.allocator_config("expandable_segments:False")
