@@ -15,71 +15,20 @@ import contextlib
 import sys
 import threading
 import weakref
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from . import devices
-from .peaks import fell, leaves, read_peaks, rose_and_fell
-from .records import NOTHING_YET, Counters
-from .units import minus
+from .intervals import RACE, UNSEEN_RESET, Account, Interval, Span, check_totals, highest, plus
+from .peaks import fell, increase, leaves, read_peaks, rose, rose_and_fell
+from .records import NOTHING_YET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from .devices import Backend, Levels, Stats
-    from .peaks import Peaks
-
-Key: TypeAlias = "tuple[Backend, int]"
-
-UNSEEN_RESET = "the peak counter was reset out of our sight"
-RACE = "another thread allocated and freed at the very moment a measurement began"
-
-
-@dataclass(slots=True)
-class _Account:
-    """What the ledger remembers of one device.
-
-    `user` holds the maxima that the user would see had we never reset; `None` when the counters themselves still show
-    them. `last` are the peaks as last read. `retries`, `ooms`, `count` and `size` are what the user's own resets of the
-    accumulated counts have wiped out so far.
-    """
-
-    user: Peaks | None = None
-    last: Peaks = field(default_factory=dict)
-    retries: int = 0
-    ooms: int = 0
-    count: int = 0
-    size: int = 0
-
-
-@dataclass(slots=True)
-class Span:
-    """One device inside one interval: how it began, the highest peaks folded in so far, and any doubt about them."""
-
-    start: Counters
-    peak_allocated: int | None = 0
-    peak_reserved: int | None = 0
-    doubt: str | None = None
-    first_use: bool = False
-    end: Counters = NOTHING_YET
-
-
-class Interval:
-    """A measurement that is open in the ledger: one span for each device, created when the device is first seen.
-
-    Args:
-        only: the labels of the devices that it covers; all without it.
-    """
-
-    __slots__ = ("__weakref__", "only", "spans")
-
-    def __init__(self, only: frozenset[str] | None = None) -> None:
-        self.only = only
-        self.spans: dict[Key, Span] = {}
-
-    def covers(self, backend: Backend, index: int) -> bool:
-        """Whether the device belongs to this interval."""
-        return self.only is None or f"{backend.kind}:{index}" in self.only
+    from .intervals import Key
+    from .records import Counters
 
 
 class PeakLedger:
@@ -87,7 +36,7 @@ class PeakLedger:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._accounts: dict[Key, _Account] = {}
+        self._accounts: dict[Key, Account] = {}
         # Weak: a measurement that its owner dropped without an end (a tracker in a cell that ran again) is over.
         self._open: weakref.WeakSet[Interval] = weakref.WeakSet()
         self._unwatch: dict[Backend, Callable[[], None]] = {}
@@ -126,7 +75,7 @@ class PeakLedger:
                     read = self._fold(backend, index, backend.stats(index))
                     span = self._span(interval, backend, index)
                     span.end = self._with_totals(backend, index, read)
-                    _check_totals(span)
+                    check_totals(span)
                     ended.add((backend, index))
             self._open.remove(interval)
             self._drop_what_counters_show_again()
@@ -150,9 +99,9 @@ class PeakLedger:
             for backend, index in devices.ready_devices():
                 if interval.covers(backend, index):
                     allocated, reserved, peak, retries, ooms = devices.levels(backend.stats(index))
-                    peak = _highest(self._span(interval, backend, index).peak_allocated, peak)
+                    peak = highest(self._span(interval, backend, index).peak_allocated, peak)
                     account = self._account(backend, index)
-                    retries, ooms = _plus(retries, account.retries), _plus(ooms, account.ooms)
+                    retries, ooms = plus(retries, account.retries), plus(ooms, account.ooms)
                     found.append((backend, index, devices.Levels(allocated, reserved, peak, retries, ooms)))
         return found
 
@@ -183,6 +132,28 @@ class PeakLedger:
         with self._lock:
             if self._open:
                 self._watch()
+
+    def keep_out(self, backend: Backend, index: int, brief: Callable[[], object]) -> bool:
+        """Run what makes one allocation and frees it again, and keep that out of all peaks of allocated memory.
+
+        What it takes from the driver stays reserved, and counts. Returns whether it could be told from what other
+        threads did at the same moment; if not, the peaks are left as they are.
+        """
+        with self._lock:
+            before = backend.stats(index)
+            self._fold(backend, index, before)
+            brief()
+            after = backend.stats(index)
+            made, freed = (increase(before, after, "allocation", way) for way in ("allocated", "freed"))
+            if (made, freed) != (1, 1):
+                return False
+            if rose(read_peaks(before), read_peaks(after), but=("reserved_bytes", "segment")):
+                self._watch()
+                self._reset(backend, index, after)
+            account = self._account(backend, index)
+            account.count -= made
+            account.size -= increase(before, after, "allocated_bytes", "allocated")
+            return True
 
     # What the user's own code does meanwhile (`devices.Watcher`).
 
@@ -238,6 +209,10 @@ class PeakLedger:
         read = self._fold(backend, index, before)
         if (read.peak_allocated, read.peak_reserved) == (read.allocated, read.reserved):
             return self._with_totals(backend, index, read)
+        return self._with_totals(backend, index, devices.counters(self._reset(backend, index, before)))
+
+    def _reset(self, backend: Backend, index: int, before: Stats) -> Stats:
+        """Reset the peaks, after what was folded last has been kept for the user; returns the statistics then."""
         account = self._account(backend, index)
         if account.user is None:
             account.user = dict(account.last)
@@ -249,7 +224,7 @@ class PeakLedger:
         after = backend.stats(index)
         account.last = read_peaks(after)
         self._doubt_if_raced(backend, index, before, after)
-        return self._with_totals(backend, index, devices.counters(after))
+        return after
 
     def _fold(self, backend: Backend, index: int, stats: Stats) -> Counters:
         """Take the peaks as read into every open interval, and notice if they fell since the last reading."""
@@ -263,8 +238,8 @@ class PeakLedger:
         for interval in self._open:
             if interval.covers(backend, index):
                 span = self._span(interval, backend, index)
-                span.peak_allocated = _highest(span.peak_allocated, read.peak_allocated)
-                span.peak_reserved = _highest(span.peak_reserved, read.peak_reserved)
+                span.peak_allocated = highest(span.peak_allocated, read.peak_allocated)
+                span.peak_reserved = highest(span.peak_reserved, read.peak_reserved)
                 if unseen:
                     span.doubt = span.doubt or UNSEEN_RESET
         return read
@@ -288,20 +263,20 @@ class PeakLedger:
 
     def _with_totals(self, backend: Backend, index: int, read: Counters) -> Counters:
         account = self._account(backend, index)
-        if not account.count:  # the user has never reset the accumulated counts
+        if not (account.count or account.size):  # the user has never reset the accumulated counts
             return read
         return replace(
             read,
-            retries=_plus(read.retries, account.retries),
-            ooms=_plus(read.ooms, account.ooms),
-            allocation_count=_plus(read.allocation_count, account.count),
-            allocation_bytes=_plus(read.allocation_bytes, account.size),
+            retries=plus(read.retries, account.retries),
+            ooms=plus(read.ooms, account.ooms),
+            allocation_count=plus(read.allocation_count, account.count),
+            allocation_bytes=plus(read.allocation_bytes, account.size),
         )
 
-    def _account(self, backend: Backend, index: int) -> _Account:
+    def _account(self, backend: Backend, index: int) -> Account:
         account = self._accounts.get((backend, index))
         if account is None:
-            account = self._accounts[backend, index] = _Account()
+            account = self._accounts[backend, index] = Account()
         return account
 
     def _drop_what_counters_show_again(self) -> None:
@@ -329,25 +304,3 @@ class PeakLedger:
 
 
 LEDGER = PeakLedger()
-
-
-def _check_totals(span: Span) -> None:
-    """Doubt a peak below the average allocation: at least one allocation was that large, so the peak was too.
-
-    Counts that fell were reset out of our sight: then nothing can be said of them.
-    """
-    count = minus(span.end.allocation_count, span.start.allocation_count)
-    size = minus(span.end.allocation_bytes, span.start.allocation_bytes)
-    if count is not None and count < 0:
-        unknown = {"retries": None, "ooms": None, "allocation_count": None, "allocation_bytes": None}
-        span.start = replace(span.start, **unknown)
-    elif count and size and span.peak_allocated is not None and span.peak_allocated * count < size:
-        span.doubt = span.doubt or UNSEEN_RESET
-
-
-def _highest(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else max(a, b)
-
-
-def _plus(a: int | None, b: int) -> int | None:
-    return None if a is None else a + b

@@ -16,7 +16,8 @@ from .arguments import check_function, shown
 from .devices import check_devices, device_labels
 from .errors import InvalidValueError
 from .incidents import wait_for_reason
-from .ledger import LEDGER, Interval
+from .intervals import Interval
+from .ledger import LEDGER
 from .records import DeviceUsage, Measurement
 from .units import minus
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .devices import Backend
-    from .ledger import Key, Span
+    from .intervals import Key, Span
     from .records import DriverMemory, OomExplanation
 
     Function = TypeVar("Function", bound=Callable[..., Any])

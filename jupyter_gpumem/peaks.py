@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from .devices import Stats
 
@@ -44,7 +44,18 @@ def fell(last: Peaks, now: Peaks) -> bool:
     return last != now and any(value > now.get(key, value) for key, value in last.items())
 
 
+def rose(last: Peaks, now: Peaks, *, but: Collection[str]) -> bool:
+    """Whether a peak is above its last reading, that of some counters aside."""
+    return any(value > last.get(key, 0) for key, value in now.items() if key[0] not in but)
+
+
 def rose_and_fell(before: Stats, after: Stats, key: str) -> bool:
     """Whether a level went both ways between two readings, by the counts that only ever rise."""
     old, new = (stats.get(key, {}).get("all", {}) for stats in (before, after))
     return all(old.get(way) != new.get(way) for way in ("allocated", "freed"))
+
+
+def increase(before: Stats, after: Stats, key: str, way: str) -> int:
+    """Return by how much an accumulated count of all pools rose."""
+    old, new = (stats.get(key, {}).get("all", {}).get(way, 0) for stats in (before, after))
+    return int(new - old)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .devices import Backend
-    from .ledger import Interval, Key
+    from .intervals import Interval, Key
     from .records import Device, DriverMemory, Fragmentation
 
 INTERVAL = 0.25

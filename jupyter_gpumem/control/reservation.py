@@ -12,25 +12,30 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.allocator.sizes import SMALL_SIZE
 from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import actable_device, backends, check_context, driver_memory, note_loss
 from jupyter_gpumem.errors import InvalidValueError, ShortOfMemoryError, UnavailableError
 from jupyter_gpumem.finishing import run_all, uninterrupted
 from jupyter_gpumem.fragments import lying_in, pool_id_of, segment_at
+from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.records import Reservation, Reservations
-from jupyter_gpumem.units import MiB, format_bytes
+from jupyter_gpumem.units import format_bytes
 
 from .amounts import parse_amount
 from .configuration import configuration
-from .room import Room, has_room, largest_request
+from .room import Room, has_room, largest_request, usefulness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from jupyter_gpumem.allocator.settings import AllocatorSettings
     from jupyter_gpumem.devices import Backend, Controls
+
+
+_IN_THE_PEAK = (
+    "the peak of allocated memory, yours and that of open measurements, may count it: another thread allocated or "
+    "freed at the same moment"
+)
 
 
 class ReservationBook:
@@ -257,40 +262,49 @@ def _put_aside(backend: Backend, controls: Controls, index: int, wanted: int, na
             "nothing was changed"
         )
     owned: list[int] = []
+    made: list[Reservation] = []
+
+    def make() -> None:
+        before = _reserved(backend, index)
+        controls.allocate(index, wanted, owned)
+        if not owned:
+            raise ShortOfMemoryError(
+                f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is in "
+                "pieces; PyTorch has emptied its cache in the attempt"
+            )
+        segment: dict[str, Any] = segment_at(backend.segments(index) or [], owned[0]) or {}
+        reservation = Reservation(
+            name=name,
+            device=backend.device(index),
+            size=wanted,
+            taken=_reserved(backend, index) - before,
+            address=owned[0],
+            segment="expandable" if segment.get("is_expandable", False) else "driver",
+            pool=segment.get("segment_type", "large"),
+            private=bool(segment) and pool_id_of(segment) != (0, 0),
+            stream=stream,
+            state="held" if hold else "cached",
+            free=0 if hold else wanted,
+            warnings=() if hold else tuple(usefulness(wanted, settings)),
+        )
+        if not hold:
+            controls.free(owned.pop())
+        made.append(reservation)
+
     try:
         with uninterrupted():
-            before = _reserved(backend, index)
-            controls.allocate(index, wanted, owned)
-            if not owned:
-                raise ShortOfMemoryError(
-                    f"{where}, although {format_bytes(room.least)} seemed free: other processes were faster, or it is "
-                    "in pieces; PyTorch has emptied its cache in the attempt"
-                )
-            segment: dict[str, Any] = segment_at(backend.segments(index) or [], owned[0]) or {}
-            reservation = Reservation(
-                name=name,
-                device=backend.device(index),
-                size=wanted,
-                taken=_reserved(backend, index) - before,
-                address=owned[0],
-                segment="expandable" if segment.get("is_expandable", False) else "driver",
-                pool=segment.get("segment_type", "large"),
-                private=bool(segment) and pool_id_of(segment) != (0, 0),
-                stream=stream,
-                state="held" if hold else "cached",
-                free=0 if hold else wanted,
-                warnings=() if hold else tuple(_usefulness(wanted, settings)),
-            )
-            RESERVATIONS.add(reservation, backend, controls)
-            if not hold:
-                controls.free(owned.pop())
+            if hold:  # that is allocated, and counts as such
+                make()
+            elif not LEDGER.keep_out(backend, index, make):
+                made[0] = dataclasses.replace(made[0], warnings=(*made[0].warnings, _IN_THE_PEAK))
+            RESERVATIONS.add(made[0], backend, controls)
     except BaseException:  # also an interrupt, at the end: nobody gets to know of this memory
         with uninterrupted():
             RESERVATIONS.drop(name)
             for address in owned:
                 controls.free(address)
         raise
-    return Reserved(reservation, backend)
+    return Reserved(made[0], backend)
 
 
 def _room(backend: Backend, index: int) -> Room:
@@ -298,21 +312,6 @@ def _room(backend: Backend, index: int) -> Room:
     free, limit = _free(backend, index), backend.limit(index)
     total = backend.device(index).total or free
     return Room(free, total, None if limit is None else max(0, limit - _reserved(backend, index)))
-
-
-def _usefulness(size: int, settings: AllocatorSettings) -> list[str]:
-    """Say why memory in the cache would not be found by later requests."""
-    found = []
-    if settings.max_split_size is not None and size >= settings.max_split_size:
-        found.append(
-            f"nearly useless: with max_split_size_mb:{settings.max_split_size // MiB} a block of that size is kept "
-            "whole, and only requests about as large find it"
-        )
-    if size <= SMALL_SIZE:
-        found.append("only requests up to 1 MiB find it: they have a pool of their own, which takes 2 MiB at a time")
-    if settings.expandable_segments:
-        found.append("expandable segments grow in place as needed: what this saves is the time of growing")
-    return found
 
 
 def _free(backend: Backend, index: int) -> int:

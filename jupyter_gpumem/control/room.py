@@ -1,4 +1,7 @@
-"""How large a request finds room now, without PyTorch giving anything back for it: pure functions."""
+"""How large a request finds room now, without PyTorch giving anything back for it, and what it is good for.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from jupyter_gpumem.allocator.sizes import (
     too_large,
 )
 from jupyter_gpumem.fragments import is_empty, pool_id_of
+from jupyter_gpumem.units import MiB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,6 +123,21 @@ def largest_request(segments: Iterable[dict[str, Any]], stream: int, settings: A
         tries.append(room.least // ROUND_LARGE * ROUND_LARGE)
     sizes = sorted({round_down(size, settings.roundup_power2_divisions) for size in tries}, reverse=True)
     return next((size for size in sizes if size and has_room(size, segments, stream, settings, room)), 0)
+
+
+def usefulness(size: int, settings: AllocatorSettings) -> list[str]:
+    """Return why memory that is put into the cache is of little use to later requests, one sentence each."""
+    found = []
+    if settings.max_split_size is not None and size >= settings.max_split_size:
+        found.append(
+            f"nearly useless: with max_split_size_mb:{settings.max_split_size // MiB} a block of that size is kept "
+            "whole, and only requests about as large find it"
+        )
+    if size <= SMALL_SIZE:
+        found.append("only requests up to 1 MiB find it: they have a pool of their own, which takes 2 MiB at a time")
+    if settings.expandable_segments:
+        found.append("expandable segments grow in place as needed: what this saves is the time of growing")
+    return found
 
 
 def _cached(

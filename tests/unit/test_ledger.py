@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jupyter_gpumem import devices
 from jupyter_gpumem.devices.fake import FakeBackend, FakeOutOfMemoryError, _raise
-from jupyter_gpumem.ledger import RACE, UNSEEN_RESET, Interval, PeakLedger
+from jupyter_gpumem.intervals import RACE, UNSEEN_RESET, Interval
+from jupyter_gpumem.ledger import PeakLedger
 from jupyter_gpumem.units import GiB, MiB
 
 
