@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from .book import RESERVATIONS
 from .configuration import configurations_aside
-from .reservation import RESERVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

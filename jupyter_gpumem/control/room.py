@@ -30,19 +30,20 @@ class Room(NamedTuple):
     """What can still be taken from the driver.
 
     Attributes:
-        free: bytes the driver has left.
+        free: bytes the driver has left, or `None` where nobody can tell: inside a prediction memory has no end.
         total: bytes of the card.
         allowed: bytes that the cap leaves, or `None` without one.
     """
 
-    free: int
+    free: int | None
     total: int
     allowed: int | None = None
 
     @property
     def least(self) -> int:
-        """Bytes that both leave."""
-        return self.free if self.allowed is None else min(self.free, self.allowed)
+        """Bytes that both leave; those of the card where nobody can tell what is free."""
+        free = self.total if self.free is None else self.free
+        return free if self.allowed is None else min(free, self.allowed)
 
 
 class _Run(NamedTuple):
@@ -102,6 +103,8 @@ def has_room(
     needed = segment_size(rounded, settings.large_segment_size)
     if room.allowed is not None and needed > room.allowed:
         return False
+    if room.free is None:
+        return True
     if settings.expandable_segments:
         page = SMALL_BUFFER if small else settings.large_segment_size
         runs = _runs(segments, stream, page, room.total, small=small)
@@ -118,7 +121,7 @@ def largest_request(segments: Iterable[dict[str, Any]], stream: int, settings: A
         most = room.total if room.allowed is None else room.allowed // ROUND_LARGE * ROUND_LARGE
         page = settings.large_segment_size
         runs = _runs(segments, stream, page, room.total, small=False)
-        tries += [min(most, run.holds(room.free, page)) for run in runs]
+        tries += [min(most, run.holds(room.total if room.free is None else room.free, page)) for run in runs]
     elif room.least >= MIN_LARGE_ALLOC:
         tries.append(room.least // ROUND_LARGE * ROUND_LARGE)
     sizes = sorted({round_down(size, settings.roundup_power2_divisions) for size in tries}, reverse=True)

@@ -32,6 +32,10 @@ class VirtualBackend(CachingAllocator):
     def starting_text(self) -> str:
         return self._started_with
 
+    def memory(self, index: int) -> DriverMemory | None:
+        """Return total and free bytes; `None` inside a prediction, whose memory has no end."""
+        return None if self._memory.allocators[index].driver.free is None else super().memory(index)
+
     def owns(self, index: int, address: int, storage: object) -> bool:
         return self._memory.owns(index, address, storage)
 
@@ -49,7 +53,8 @@ class VirtualDriver:
         self._state = state
 
     def memory(self, device: Device) -> DriverMemory | None:
-        return self._memory(device.index)
+        """Return the card's memory; `None` inside a prediction, whose memory has no end."""
+        return None if self._state.allocator(device.index).driver.free is None else self._memory(device.index)
 
     def cards(self) -> tuple[tuple[Device, DriverMemory], ...]:
         return tuple(

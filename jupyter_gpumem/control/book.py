@@ -1,0 +1,185 @@
+"""The book of what this process has put aside, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+from jupyter_gpumem.arguments import shown
+from jupyter_gpumem.devices import backends, check_context
+from jupyter_gpumem.errors import InvalidValueError, UnavailableError
+from jupyter_gpumem.finishing import run_all, uninterrupted
+from jupyter_gpumem.fragments import lying_in
+from jupyter_gpumem.records import Reservation, Reservations
+from jupyter_gpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpumem.devices import Backend, Controls
+
+
+class ReservationBook:
+    """What this process has put aside. Thread-safe.
+
+    Held memory lives until it is released: it outlasts a reload of the extension, but not its unloading.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, tuple[Reservation, Backend, Controls]] = {}
+        self._claimed: set[str] = set()
+
+    def list(self, released: tuple[str, ...] = ()) -> Reservations:
+        """Return everything that was put aside and is still there, or has gone since it was listed last.
+
+        Args:
+            released: names of what was just released, to be shown with it.
+        """
+        with self._lock:
+            found = [refreshed(reservation, backend) for reservation, backend, _ in self._entries.values()]
+            for reservation in found:
+                if reservation.state == "gone":
+                    del self._entries[reservation.name]
+            return Reservations(tuple(found), released)
+
+    def held(self, backend: Backend, index: int) -> dict[int, Reservation]:
+        """Return what is held on a device, by address.
+
+        A virtual GPU that was switched off and on again is another back end: what its predecessor held is gone.
+        """
+        with self._lock:
+            return {
+                reservation.address: reservation
+                for reservation, owner, _ in self._entries.values()
+                if reservation.state == "held" and owner is backend and reservation.device.index == index
+            }
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names in use."""
+        with self._lock:
+            return tuple(self._entries)
+
+    @contextlib.contextmanager
+    def claim(self, name: str | None) -> Iterator[str]:
+        """Keep a name, or one that is made up, for a reservation that is being made.
+
+        Raises:
+            InvalidValueError: it is in use, or no name.
+        """
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise InvalidValueError(f"not a name: {shown(name)}; write a text such as spare")
+        with self._lock:
+            self.list()  # names of what has gone are free again
+            if name is None:
+                tries = (f"reserve-{i}" for i in range(1, len(self._entries) + len(self._claimed) + 2))
+                name = next(one for one in tries if one not in self._entries and one not in self._claimed)
+            elif name in self._claimed:
+                raise InvalidValueError(f"{name!r} is being put aside by another thread; choose another name")
+            elif name in self._entries:
+                raise InvalidValueError(
+                    f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
+                    "choose another name, or release it first"
+                )
+            self._claimed.add(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._claimed.discard(name)
+
+    def add(self, reservation: Reservation, backend: Backend, controls: Controls) -> None:
+        """Note one more."""
+        with self._lock:
+            self._entries[reservation.name] = reservation, backend, controls
+
+    def drop(self, name: str) -> None:
+        """Forget what was not put aside after all."""
+        with self._lock:
+            self._entries.pop(name, None)
+
+    def release(self, name: str | None = None) -> tuple[str, ...]:
+        """Give held memory back to the cache, and forget what was only cached; returns the names.
+
+        Args:
+            name: which; everything without one.
+
+        Raises:
+            InvalidValueError: there is nothing of that name.
+            UnavailableError: the CUDA context is lost.
+        """
+        with self._lock:
+            if name is not None and name not in self._entries:
+                there = ", ".join(self._entries) or "nothing"
+                raise InvalidValueError(f"nothing is put aside under the name {name!r}; there is: {there}")
+            names = tuple(self._entries) if name is None else (name,)
+            for one in names:
+                self._let_go(one)
+            return names
+
+    def _let_go(self, name: str) -> None:
+        """Forget an entry, and free what it holds; the lock is held."""
+        reservation, backend, controls = self._entries[name]
+        # With a virtual GPU that is switched off, its memory is gone too.
+        held = reservation.state == "held" and backend in backends()
+        if held:
+            check_context()
+        with uninterrupted():
+            del self._entries[name]  # first: whatever comes of it, nothing is freed twice
+            if held:
+                controls.free(reservation.address)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have everything afterwards as it was: what is put aside or released meanwhile is so on trial."""
+        with self._lock:
+            kept = self._entries, self._claimed
+            self._entries, self._claimed = dict(self._entries), set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entries, self._claimed = kept
+
+    def let_go(self, reservation: Reservation) -> None:
+        """Release this very reservation, if that was not done yet."""
+        with self._lock:
+            if self.holds(reservation):
+                self.release(reservation.name)
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Whether this very reservation is still noted: its name may be another one's by now."""
+        with self._lock:
+            return self._entries.get(reservation.name, (None,))[0] is reservation
+
+    def close(self) -> None:
+        """Release everything (`%unload_ext`); once the CUDA context is lost, only forget it."""
+
+        def release(name: str) -> None:
+            with contextlib.suppress(UnavailableError):
+                self._let_go(name)
+
+        with self._lock:
+            try:
+                run_all(functools.partial(release, name) for name in self.names())
+            finally:
+                self._entries.clear()
+
+
+RESERVATIONS = ReservationBook()
+
+
+def refreshed(reservation: Reservation, backend: Backend) -> Reservation:
+    """Return a reservation as it is now: what is cached serves tensors and goes back, and a virtual GPU goes off."""
+    if backend not in backends():
+        return dataclasses.replace(reservation, state="gone", free=0)
+    if reservation.state != "cached":
+        return reservation
+    segments = backend.segments(reservation.device.index)
+    if segments is None:  # as once the CUDA context is lost: nobody can tell what has become of it
+        return reservation
+    free, live = lying_in(segments, reservation.address, reservation.size)
+    return dataclasses.replace(reservation, state="cached" if free else "in use" if live else "gone", free=free)
