@@ -28,7 +28,7 @@ from jupyter_gpumem.finishing import uninterrupted
 from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
 from jupyter_gpumem.units import format_bytes
 
-from .environment import Environment, permanent_line, read_environment
+from .environment import Environment, as_pytorch_reads, permanent_line, read_environment
 from .hazards import (
     lasting,
     not_as_wanted,
@@ -94,9 +94,9 @@ class Configuration:
         environment = read_environment(os.environ, text)
         notes, asked, own = list(environment.notes), None, self.backend.starting_text()
         try:
-            asked = AllocatorSettings.parse(environment.text)
+            asked = AllocatorSettings.parse(as_pytorch_reads(environment.text))
         except InvalidValueError as error:
-            notes.append(f"{environment.variable} is not understood, and PyTorch will fail at it: {error}.")
+            notes.append(f"{environment.variable} is not understood, and PyTorch will probably fail at it: {error}.")
         self._start, origin = asked or AllocatorSettings(), environment.variable
         if own is not None and asked != AllocatorSettings.parse(own):
             if asked is not None and environment.variable is not None:
@@ -117,7 +117,7 @@ class Configuration:
         if text is not None and text != self._text:
             self._text = text
             try:
-                self._known = self._known.then(text)
+                self._known = self._known.then(as_pytorch_reads(text))
             except InvalidValueError as error:
                 self._notes.append(f"The last settings PyTorch was given, by other code, are wrong: {error}.")
 

@@ -131,7 +131,8 @@ def test_settings_of_the_environment(cells, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes")
     outcome = cells("%gpumem_virtual on --gpu T4")
     assert outcome.stderr == (
-        "UsageError: %gpumem_virtual: expandable_segments:yes is not understood; write exactly True or False\n"
+        "UsageError: %gpumem_virtual: the environment variable PYTORCH_CUDA_ALLOC_CONF is wrong: "
+        "expandable_segments:yes is not understood; write exactly True or False\n"
     )
 
 

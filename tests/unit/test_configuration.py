@@ -331,8 +331,25 @@ def test_a_wrong_variable(monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:true")
     with gm.virtual_gpu("A100-80GB"):
         assert (
-            "PYTORCH_CUDA_ALLOC_CONF is not understood, and PyTorch will fail at it" in gm.allocator_config().notes[0]
+            "PYTORCH_CUDA_ALLOC_CONF is not understood, and PyTorch will probably fail at it"
+            in gm.allocator_config().notes[0]
         )
+
+
+def test_a_variable_that_pytorch_reads_leniently(monkeypatch):
+    """What is in force is what PyTorch makes of it, with a note; our own settings have to be written right."""
+    from jupyter_gpumem.virtual.facade.driver import VirtualBackend
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64abc")
+    with gm.virtual_gpu("T4", "max_split_size_mb:64"), monkeypatch.context() as as_if_real:
+        as_if_real.setattr(VirtualBackend, "starting_text", lambda _: None)
+        config = gm.allocator_config()
+        assert config["max_split_size_mb"] == "64"
+        assert config.notes[0].startswith("PyTorch reads PYTORCH_CUDA_ALLOC_CONF as max_split_size_mb:64:")
+        take(1)
+        assert gm.allocator_config()["max_split_size_mb"] == "64"
+        with pytest.raises(InvalidValueError, match="write a whole number"):
+            gm.allocator_config("max_split_size_mb:64abc")
 
 
 def test_before_torch_is_imported(monkeypatch):
