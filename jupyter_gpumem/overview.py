@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .allocator.settings import AllocatorSettings
+from .control.book import RESERVATIONS
 from .control.configuration import configuration
 from .devices import (
     check_devices,
@@ -83,4 +84,5 @@ def _device_status(backend: Backend, index: int, in_force: AllocatorSettings) ->
             expandable=in_force.expandable_segments,
         ),
         limit=backend.limit(index),
+        held=sum(one.size for one in RESERVATIONS.held(backend, index).values()),
     )

@@ -20,6 +20,7 @@ from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.fragments import LARGE_PAGE, fragmentation, pools
 from jupyter_gpumem.records import Audit, DeviceAudit
 
+from .book import RESERVATIONS
 from .configuration import configuration
 from .returning import empty_cache
 
@@ -109,5 +110,8 @@ def audit_device(backend: Backend, index: int, threshold: float) -> DeviceAudit 
         fragmentation=fragmentation(segments, large_page=page, device_free=free, expandable=expandable),
         pools=pools(segments, large_page=page, device_free=free),
         exceeded=False,
+        reservations=tuple(
+            name for pin in RESERVATIONS.pins(backend, index, segments, page) for name in pin.reservations
+        ),
     )
     return dataclasses.replace(audited, exceeded=(audited.common_ratio or 0) > threshold)

@@ -6,18 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import backends, check_context
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.finishing import run_all, uninterrupted
-from jupyter_gpumem.fragments import lying_in
-from jupyter_gpumem.records import Reservation, Reservations
+from jupyter_gpumem.fragments import lying_in, pins, segment_at
+from jupyter_gpumem.records import Pin, Reservation, Reservations
 from jupyter_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from jupyter_gpumem.devices import Backend, Controls
 
@@ -57,6 +57,20 @@ class ReservationBook:
                 for reservation, owner, _ in self._entries.values()
                 if reservation.state == "held" and owner is backend and reservation.device.index == index
             }
+
+    def pins(
+        self, backend: Backend, index: int, segments: Sequence[dict[str, Any]], large_page: int
+    ) -> tuple[Pin, ...]:
+        """Return the segments of a device that strand free bytes, with the names of what is held in them."""
+        names: dict[int, tuple[str, ...]] = {}
+        for address, reservation in self.held(backend, index).items():
+            segment = segment_at(segments, address)
+            if segment is not None:
+                names[segment["address"]] = (*names.get(segment["address"], ()), reservation.name)
+        return tuple(
+            dataclasses.replace(pin, reservations=names.get(pin.address, ()))
+            for pin in pins(segments, large_page=large_page)
+        )
 
     def names(self) -> tuple[str, ...]:
         """Return the names in use."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from jupyter_gpumem.devices import actable_backend, counters, explain_nothing, give_back, ready_devices
-from jupyter_gpumem.fragments import fragmentation, frame_of, pins
+from jupyter_gpumem.fragments import fragmentation, frame_of
 from jupyter_gpumem.records import DeviceEmptied, Emptied
 
+from .book import RESERVATIONS
 from .configuration import configuration
-from .reservation import RESERVATIONS
 
 _MOST_PINS = 10
 
@@ -35,7 +35,7 @@ def empty_cache(*, workspaces: bool = False) -> Emptied:
     devices, recorded = [], False
     for index, (before, after) in returned.items():
         segments = backend.segments(index) or []
-        lies, pinned = fragmentation(segments, large_page=page), pins(segments, large_page=page)
+        lies, pinned = fragmentation(segments, large_page=page), RESERVATIONS.pins(backend, index, segments, page)
         recorded = recorded or any(frame_of(block) for segment in segments for block in segment["blocks"])
         devices.append(
             DeviceEmptied(

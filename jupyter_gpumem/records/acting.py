@@ -80,6 +80,7 @@ class Pin(Record):
         stranded: free bytes of the segment that only stay because of the live ones.
         live: bytes of the blocks that live in it, and `live_blocks` how many these are.
         site: where in the user's code the largest of them was allocated; `None` unless a recording ran then.
+        reservations: the names of what `reserve` holds among them.
     """
 
     address: int
@@ -87,6 +88,7 @@ class Pin(Record):
     live: int
     live_blocks: int
     site: str | None
+    reservations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

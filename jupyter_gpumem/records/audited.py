@@ -53,6 +53,7 @@ class DeviceAudit(Record):
         fragmentation: how what is reserved but unallocated lies.
         pools: by pool, kind and stream.
         exceeded: whether the common ratio is above the threshold.
+        reservations: the names of what `reserve` holds in segments with stranded bytes.
     """
 
     _derived = ("unallocated_ratio", "common_ratio")
@@ -63,6 +64,7 @@ class DeviceAudit(Record):
     fragmentation: Fragmentation
     pools: tuple[PoolAudit, ...]
     exceeded: bool
+    reservations: tuple[str, ...] = ()
 
     @property
     def unallocated_ratio(self) -> float | None:

@@ -43,6 +43,7 @@ class DeviceStatus(Record):
         driver: the driver's view, or `None` where it cannot be had.
         fragmentation: how the unallocated part lies, or `None` where there is no allocator to ask.
         limit: bytes this process may reserve, when a cap is set.
+        held: bytes that `reserve` holds among what is allocated.
     """
 
     _derived = ("layers", "unallocated_ratio")
@@ -52,6 +53,7 @@ class DeviceStatus(Record):
     driver: DriverMemory | None
     fragmentation: Fragmentation | None = None
     limit: int | None = None
+    held: int = 0
 
     @property
     def unallocated_ratio(self) -> float | None:
@@ -65,7 +67,9 @@ class DeviceStatus(Record):
         """Named parts of the card in a fixed order; with a driver's answer they add up to its total exactly."""
         allocated = (self.counters.allocated if self.counters else 0) or 0
         reserved = (self.counters.reserved if self.counters else 0) or 0
-        parts = [("allocated by tensors", allocated)]
+        parts = [("allocated by tensors", allocated - self.held)]
+        if self.held:
+            parts.append(("held by %gpumem_reserve", self.held))
         if self.fragmentation is not None:
             returnable, private = self.fragmentation.returnable, self.fragmentation.private
             parts.append(("reserved, returnable", returnable))

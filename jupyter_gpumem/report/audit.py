@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpumem.units import format_bytes
 
+from .control import release_line
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -80,9 +81,14 @@ def _device_sheet(result: Audit, one: DeviceAudit, before: DeviceAudit | None) -
     if lies.returnable and before is None:
         notes.append(f"{format_bytes(lies.returnable)} can go back to the driver: %gpumem_audit --compact does it.")
     if lies.stranded:
+        sharing, release = "live tensors", ""
+        if one.reservations:
+            sharing += " and what %gpumem_reserve holds"
+            release = f"; {', '.join(map(release_line, one.reservations))} lets go of what is held"
         notes.append(
-            f"{format_bytes(lies.stranded)} cannot: live tensors share their segments. They come free with these "
-            f"tensors (%gpumem_empty says which), or with the process.{_setting(result)}"
+            f"{format_bytes(lies.stranded)} cannot: {sharing} share their segments. They come free with these "
+            "(%gpumem_empty says how few, and which lines allocated them while %gpumem_record runs), or with the "
+            f"process{release}.{_setting(result)}"
         )
     if lies.private:
         notes.append(

@@ -84,9 +84,10 @@ def _emptied_sheet(result: Emptied, one: DeviceEmptied) -> Sheet:
 def _why_it_stays(result: Emptied, one: DeviceEmptied) -> list[str]:
     notes = []
     if one.stranded:
+        held = " and of what %gpumem_reserve holds" if any(pin.reservations for pin in one.pins) else ""
         notes.append(
-            f"{format_bytes(one.stranded)} are pinned by {format_bytes(one.pinned_by)} of live tensors in the same "
-            "segments:"
+            f"{format_bytes(one.stranded)} are pinned by {format_bytes(one.pinned_by)} of live tensors{held} in the "
+            "same segments:"
         )
         notes += [_pin(pin) for pin in one.pins[:_MOST_PINS]]
         if not result.recorded:
@@ -104,7 +105,13 @@ def _why_it_stays(result: Emptied, one: DeviceEmptied) -> list[str]:
 def _pin(pin: Pin) -> str:
     blocks = "1 block" if pin.live_blocks == 1 else f"{pin.live_blocks:,} blocks"
     where = f", the largest from {pin.site}" if pin.site is not None else ""
-    return f"- {format_bytes(pin.stranded)} by {format_bytes(pin.live)} in {blocks}{where}"
+    held = f"; {' and '.join(map(release_line, pin.reservations))}" if pin.reservations else ""
+    return f"- {format_bytes(pin.stranded)} by {format_bytes(pin.live)} in {blocks}{where}{held}"
+
+
+def release_line(name: str) -> str:
+    """Return what to write to let go of a reservation."""
+    return f"%gpumem_reserve --release {shlex.quote(name)}"
 
 
 def reservation_sheets(one: Reservation) -> list[Sheet]:
@@ -123,8 +130,7 @@ def reservation_sheets(one: Reservation) -> list[Sheet]:
             else "Nothing came from the driver: the cache had it already."
         )
     if held:
-        release = f"%gpumem_reserve --release {shlex.quote(one.name)}"
-        notes.append(f"Nothing else gets it until {release} gives it to the cache.")
+        notes.append(f"Nothing else gets it until {release_line(one.name)} gives it to the cache.")
     elif one.state == "cached":
         whose = f"requests on stream {one.stream:#x}" if one.stream else "requests on the default stream"
         size = "up to 1 MiB" if one.pool == "small" else "above 1 MiB"

@@ -1,0 +1,48 @@
+"""What `reserve` holds is called that where it is counted or in the way, and never a tensor."""
+
+from __future__ import annotations
+
+import jupyter_gpumem as gm
+from jupyter_gpumem.units import GiB, MiB
+from tests.unit.conftest import take
+
+
+def held_in_a_larger_segment():
+    """Hold half of a segment, whose other half is stranded by that."""
+    gm.reserve("2GiB")
+    return gm.reserve("1GiB", hold=True, name="for later")
+
+
+def test_emptying_names_what_pins(virtual):
+    """With what to write to let go of it."""
+    held_in_a_larger_segment()
+    result = gm.empty_cache()
+    (one,) = result.devices
+    assert [(pin.stranded, pin.reservations) for pin in one.pins] == [(GiB, ("for later",)), (MiB, ())]
+    said = " ".join(str(result).split())
+    assert "of live tensors and of what %gpumem_reserve holds in the same segments" in said
+    assert "- 1.00 GiB by 1.00 GiB in 1 block; %gpumem_reserve --release 'for later'" in said
+
+
+def test_an_audit_names_what_pins(virtual):
+    """And where nothing is held in the way, it is not spoken of."""
+    held_in_a_larger_segment()
+    gm.empty_cache()
+    result = gm.audit()
+    assert result.devices[0].reservations == ("for later",)
+    assert "%gpumem_reserve --release 'for later'" in " ".join(str(result).split())
+    gm.reserve("3GiB", hold=True, name="alone")
+    assert gm.audit().devices[0].reservations == ("for later",)
+
+
+def test_the_status_tells_what_is_held_from_tensors(virtual):
+    """The layers still add up to the card."""
+    before = dict(gm.status().devices[0].layers)
+    held_in_a_larger_segment()
+    tensor = take(100)
+    (one,) = gm.status().devices
+    layers = dict(one.layers)
+    assert layers["held by %gpumem_reserve"] == GiB
+    assert layers["allocated by tensors"] == before["allocated by tensors"] + 100 * MiB
+    assert sum(layers.values()) == one.driver.total
+    del tensor
