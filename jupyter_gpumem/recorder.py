@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from .arguments import shown, whole
+from .arguments import check_flag, shown, whole
 from .devices import check_context
 from .devices.history import History
 from .errors import InvalidValueError, RecordingError
@@ -191,7 +191,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
         stacks: whether to record where each allocation is made.
 
     Raises:
-        InvalidValueError: that many events cannot be kept, or the path is none.
+        InvalidValueError: that many events cannot be kept, `stacks` is no flag, or the path is none.
         RecordingError: a recording is running already, or the file cannot be written; the block is not run then,
             unless that shows only at its end.
         UnavailableError: there is no PyTorch or no GPU to record.
@@ -200,6 +200,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, max_entries: int = MAX_ENTRIES, stacks: bool = True
     ) -> None:
+        check_flag("stacks", stacks)
         self.recording: Recording | None = None
         self._path = path
         self._place: Path | None = None

@@ -6,7 +6,7 @@ import dataclasses
 import gc
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.arguments import shown
+from jupyter_gpumem.arguments import check_flag, shown
 from jupyter_gpumem.devices import (
     actable_devices,
     check_devices,
@@ -49,12 +49,13 @@ def audit(
         devices: indices or labels; by default all that the process uses.
 
     Raises:
-        InvalidValueError: the threshold is no ratio.
+        InvalidValueError: the threshold is no ratio, or `compact` is neither `True` nor `False`.
         UnavailableError: devices were named and there can be none, PyTorch cannot be asked to compact, or the CUDA
             context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
     check_threshold(threshold)
+    check_flag("compact", compact)
     only = device_labels(devices)
     check_devices(only)
     found = _audited(threshold, only)
@@ -78,7 +79,7 @@ def check_threshold(threshold: float) -> None:
     Raises:
         InvalidValueError: it is not between 0 and 1.
     """
-    if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidValueError(f"not a ratio: {shown(threshold)}; write a number from 0 to 1, such as {THRESHOLD}")
 
 

@@ -48,8 +48,11 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         threshold: float = THRESHOLD,
         on_exceed: Callable[[DeviceAudit], object] | None = None,
     ) -> None:
-        if not (isinstance(interval, (int, float)) and 0 < interval <= threading.TIMEOUT_MAX):
-            raise InvalidValueError(f"not an interval: {shown(interval)}; write seconds above 0")
+        number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+        if not (number and 0 < interval <= threading.TIMEOUT_MAX):
+            raise InvalidValueError(
+                f"not an interval: {shown(interval)}; write seconds above 0 and up to {int(threading.TIMEOUT_MAX):,}"
+            )
         check_threshold(threshold)
         if on_exceed is not None:
             check_function("on_exceed", on_exceed, "a DeviceAudit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.arguments import check_flag
 from jupyter_gpumem.devices import actable_device, driver_memory, note_loss
 from jupyter_gpumem.errors import ShortOfMemoryError
 from jupyter_gpumem.finishing import uninterrupted
@@ -86,12 +87,14 @@ def reserve(
         device: index or label; needed where the process uses several.
 
     Raises:
-        InvalidValueError: the size is not understood, the name is in use, or it is not clear which device is meant.
+        InvalidValueError: the size or the flag is not understood, the name is in use, or it is not clear which device
+            is meant.
         ShortOfMemoryError: there is too little left; nothing was changed.
         UnavailableError: there is nothing to reserve on, or the device is not in use by this process.
         DeviceNotFoundError: the device is not visible.
     """
     amount = parse_amount(size)
+    check_flag("hold", hold)
     backend, controls, index = actable_device("memory cannot be put aside", device)
     free = _free(backend, index)
     total = backend.device(index).total or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from jupyter_gpumem.arguments import check_flag
 from jupyter_gpumem.devices import actable_backend, counters, explain_nothing, give_back, ready_devices
 from jupyter_gpumem.fragments import fragmentation, frame_of
 from jupyter_gpumem.records import DeviceEmptied, Emptied
@@ -21,8 +22,10 @@ def empty_cache(*, workspaces: bool = False) -> Emptied:
         workspaces: also let go of the cuBLAS workspaces; the next matrix products take new ones.
 
     Raises:
+        InvalidValueError: `workspaces` is neither `True` nor `False`.
         UnavailableError: PyTorch has no such thing for the devices in use, or the CUDA context is lost.
     """
+    check_flag("workspaces", workspaces)
     if not any(True for _ in ready_devices()):
         return Emptied((), 0.0, missing=explain_nothing())
     backend, controls = actable_backend("the cache cannot be emptied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from jupyter_gpumem.arguments import check_flag
 from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.overview import status
 
@@ -21,9 +22,11 @@ def panel(*, inline: bool = False) -> Panel:
         inline: never use the sidebar.
 
     Raises:
+        InvalidValueError: `inline` is neither `True` nor `False`.
         UnavailableError: this ipykernel cannot send while a cell runs, a package is missing, or the CUDA context is
             lost.
     """
+    check_flag("inline", inline)
     check_context()
     one = opened()
     if one is not None and one.failed:

@@ -459,7 +459,7 @@ def test_the_largest_request_once_expandable_segments_are_off(virtual):
     del kept
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.5, "much"])
+@pytest.mark.parametrize("threshold", [-0.1, 1.5, "much", True])
 def test_wrong_thresholds(threshold):
     """A ratio is from 0 to 1."""
     with pytest.raises(InvalidValueError, match="not a ratio"):
@@ -549,8 +549,29 @@ def test_all_are_ended():
     assert not watch.running
 
 
-@pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, HUGE, "1", None])
+@pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, HUGE, "1", None, True])
 def test_wrong_intervals(interval):
     """What no thread can wait for is refused at once, and not where the monitor is stopped."""
-    with pytest.raises(InvalidValueError, match="not an interval"):
+    with pytest.raises(InvalidValueError, match=r"not an interval: .*; write seconds above 0 and up to \d"):
         gm.monitor(interval)
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("compact", lambda flag: gm.audit(compact=flag)),
+        ("force", lambda flag: gm.allocator_config(force=flag)),
+        ("hold", lambda flag: gm.reserve("1MiB", hold=flag)),
+        ("inline", lambda flag: gm.panel(inline=flag)),
+        ("reset", lambda flag: gm.allocator_config(reset=flag)),
+        ("stacks", lambda flag: gm.record(stacks=flag)),
+        ("undo", lambda flag: gm.allocator_config(undo=flag)),
+        ("workspaces", lambda flag: gm.empty_cache(workspaces=flag)),
+    ],
+)
+@pytest.mark.parametrize("flag", ["no", 1, None])
+def test_what_is_no_flag_is_refused_before_anything_is_done(virtual, name, act, flag):
+    """A text that means no is no `False`."""
+    with pytest.raises(InvalidValueError, match=f"^{name} must be True or False, got {flag!r}"):
+        act(flag)
+    assert RESERVATIONS.names() == ()
