@@ -55,15 +55,16 @@ def emptied_sheets(result: Emptied) -> list[Sheet]:
     """Return one sheet for each device."""
     if result.missing is not None:
         return [Sheet((f"Nothing to give back: {result.missing}",))]
-    return [_emptied_sheet(result, one) for one in result.devices]
+    return [_emptied_sheet(result, one, timed=one is result.devices[0]) for one in result.devices]
 
 
-def _emptied_sheet(result: Emptied, one: DeviceEmptied) -> Sheet:
+def _emptied_sheet(result: Emptied, one: DeviceEmptied, *, timed: bool) -> Sheet:
+    took = format_seconds(result.elapsed_s) + (" for all devices" if len(result.devices) > 1 else "")
     heading = (
         one.device.label,
         *([one.device.name] if one.device.name else []),
         f"{format_bytes(one.returned)} returned to the driver",
-        format_seconds(result.elapsed_s),
+        *([took] if timed else []),
     )
     rows = [("allocated by live tensors", format_bytes(one.allocated - one.workspaces - one.held))]
     if one.held:
@@ -156,9 +157,22 @@ def reservations_sheets(result: Reservations) -> list[Sheet]:
     rows = tuple(
         (r.name, r.device.label, format_bytes(r.size), r.state, format_bytes(r.free), _place(r)) for r in result.entries
     )
+    for number, later in enumerate(result.entries):
+        notes += [_same_memory(earlier, later) for earlier in result.entries[:number] if _overlap(earlier, later)]
     if any(r.state == "gone" for r in result.entries):
         notes.append("What is gone went back to the driver when the cache was emptied, or with a virtual GPU.")
     return [Sheet(("put aside",), ("device", "size", "state", "free", "at"), rows, tuple(notes))]
+
+
+def _overlap(one: Reservation, other: Reservation) -> bool:
+    """Whether two that are in the cache lie in the same memory."""
+    if one.device.label != other.device.label or not one.state == other.state == "cached":
+        return False
+    return one.address < other.address + other.size and other.address < one.address + one.size
+
+
+def _same_memory(earlier: Reservation, later: Reservation) -> str:
+    return f"{later.name} was put into memory of {earlier.name}, which the cache had already: it is there once."
 
 
 def limits_sheets(result: Limits) -> list[Sheet]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+import unicodedata
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese, Japanese and Korean take two each, accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in {"F", "W"} else 1 for c in text
+    )
 
 
 def sentence(text: str) -> str:
@@ -109,7 +119,7 @@ def _heading(parts: Sequence[str], width: int | None) -> list[str]:
     """Return the parts on one line, or on several that are no wider than that: no part is broken."""
     lines = list(parts[:1])
     for part in parts[1:]:
-        if width is None or len(f"{lines[-1]} · {part}") <= width:
+        if width is None or columns_of(f"{lines[-1]} · {part}") <= width:
             lines[-1] += f" · {part}"
         else:
             lines.append(f"  {part}")
@@ -141,10 +151,10 @@ def _table(sheet: Sheet, width: int | None) -> list[str]:
     if _widest(narrower) <= width:
         return narrower
     columns = _widths(heads, cells)
-    longest = max(len(name[0]) for name in names)
+    longest = max(columns_of(name[0]) for name in names)
     room = max(_SHORTEST_NAME, width - _INDENT - sum(size + _GAP for size in columns))
     names = [_broken(name[0], room) for name in names] if room < longest else names
-    taken = _INDENT + max(len(line) for name in names for line in name)
+    taken = _INDENT + max(columns_of(line) for name in names for line in name)
     lines: list[str] = []
     for begin, end in _spans([size + _GAP for size in columns], width - taken):
         lines += [""] if lines else []
@@ -171,7 +181,7 @@ def _broken(name: str, room: int) -> list[str]:
     """Break a name after commas and blanks; put together again, the lines are the name."""
     lines = [""]
     for part in re.findall(r"[^, ]+[, ]*|[, ]+", name):
-        if lines[-1] and len(lines[-1] + part.rstrip()) > room:
+        if lines[-1] and columns_of(lines[-1] + part.rstrip()) > room:
             lines.append(" " * _GAP)
         lines[-1] += part
     return [line.rstrip() for line in lines]
@@ -179,7 +189,7 @@ def _broken(name: str, room: int) -> list[str]:
 
 def _block(names: list[list[str]], heads: list[list[str]], cells: list[tuple[str, ...]]) -> list[str]:
     """Return aligned lines: names to the left and numbers to the right, on the first line of each name."""
-    left = max(len(line) for name in names for line in name)
+    left = max(columns_of(line) for name in names for line in name)
     widths = _widths(heads, cells)
     height = max(map(len, heads), default=0)
     raised = [[""] * (height - len(head)) + head for head in heads]  # the last word stands above the numbers
@@ -194,16 +204,16 @@ def _widths(heads: list[list[str]], cells: list[tuple[str, ...]]) -> list[int]:
     """Return how wide each column of numbers is."""
     columns = list(zip(*cells, strict=True))
     words = heads or [[] for _ in columns]
-    return [max(map(len, (*column, *head))) for column, head in zip(columns, words, strict=True)]
+    return [max(map(columns_of, (*column, *head))) for column, head in zip(columns, words, strict=True)]
 
 
 def _line(name: str, left: int, cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
-    return (" " * _GAP).join((" " * _INDENT + name.ljust(left), *padded)).rstrip()
+    padded = (" " * (size - columns_of(cell)) + cell for cell, size in zip(cells, widths, strict=True))
+    return (" " * _GAP).join((" " * _INDENT + name + " " * (left - columns_of(name)), *padded)).rstrip()
 
 
 def _widest(lines: list[str]) -> int:
-    return max(map(len, lines))
+    return max(map(columns_of, lines))
 
 
 def _aligned(cell: str) -> str:

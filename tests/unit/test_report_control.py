@@ -130,6 +130,22 @@ def test_text(golden, name):
     golden(name, str(SHOWN[name]))
 
 
+def test_the_time_for_all_devices_is_shown_once():
+    """It is that of one call, and not of each device."""
+    other = replace(EMPTIED, device=replace(H200, index=1))
+    first, second = str(Emptied((EMPTIED, other), 0.0123)).split("\n\n")
+    assert "12.3 ms for all devices" in first.splitlines()[0]
+    assert "ms" not in second.splitlines()[0]
+
+
+def test_names_in_other_scripts_are_aligned():
+    """Wide characters take two columns of a terminal each, and accents that stand alone none."""
+    names = ("spare", "\u4e88\u5099", "e\u0301")
+    table = str(Reservations(tuple(replace(HELD, name=name) for name in names))).splitlines()[2:]
+    shifts = [line.index("cuda:0") for line in table]
+    assert shifts == [shifts[0], shifts[0] - 2, shifts[0] + 1]
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_html_says_the_same(name):
     """Every word of the text is in the HTML, which has no script."""
