@@ -140,7 +140,7 @@ KEYS: dict[str, Key] = {
     ),
     "max_split_size_mb": Key(
         "a whole number >= large_segment_size_mb",
-        "memory requested from now on; free blocks of this size and more are kept whole, for requests as large",
+        "memory requested from now on; with a size, free blocks of it and more are kept whole, for requests as large",
         "unlimited",
         writable=False,
         kept=False,

@@ -267,7 +267,7 @@ def _read_flag(value: Value, found: Found) -> bool:  # noqa: ARG001
 def _read_threshold(value: Value, found: Found) -> float:  # noqa: ARG001
     number = value.number()
     if not _SMALLEST_NUMBER <= number < 1:
-        raise InvalidValueError(f"{value} is out of range; write a number between 0.0 and 1.0")
+        raise InvalidValueError(f"{value} is out of range; write a number between 0.0 and 1.0, or leave it out for off")
     return number
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from jupyter_gpumem.devices import actable_devices, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.records import DeviceLimit, Limits
+from jupyter_gpumem.units import format_bytes
 
-from .amounts import parse_amount
+from .amounts import Amount, parse_amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +32,7 @@ def limit(size: int | str | None = None, devices: Iterable[int | str] | int | st
         UnavailableError: there is nothing to cap, a named device is not in use, or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
-    amount = None if size is None or size == OFF else parse_amount(size, free=False)
+    amount = None if size is None or size == OFF else _amount(size)
     if size is None and devices is None and not any(True for _ in ready_devices()):
         return Limits((), changed=False, missing=explain_nothing())
     backend, controls, indices = actable_devices("memory cannot be capped", devices)
@@ -43,7 +44,8 @@ def limit(size: int | str | None = None, devices: Iterable[int | str] | int | st
             wanted = amount.of(total, total)
             if wanted > total:
                 raise InvalidValueError(
-                    f"{size!r} is more than {device.label} has ({total} bytes); write less, or off for no cap"
+                    f"{size!r} is more than {device.label} has ({format_bytes(total)}, {total} bytes); write less, or "
+                    "off for no cap"
                 )
             fractions[index] = fraction_for(wanted, total)
     before = {index: backend.limit(index) for index in indices}
@@ -62,6 +64,18 @@ def limit(size: int | str | None = None, devices: Iterable[int | str] | int | st
         ),
         changed=size is not None,
     )
+
+
+def _amount(size: int | str) -> Amount:
+    """Return the amount that is meant.
+
+    Raises:
+        InvalidValueError: there is none; `off` could have been.
+    """
+    try:
+        return parse_amount(size, free=False)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{error}; {OFF} takes the cap away") from None
 
 
 def fraction_for(size: int, total: int) -> float:

@@ -81,7 +81,7 @@ def reserve(
     """Put memory aside for this process, in one piece, on the current stream of the calling thread.
 
     Args:
-        size: bytes, or a text: `512MiB`, `80%` (of the card), `80%free` (of what is free on it).
+        size: bytes, or a text: `512MiB`, `80%` (of the card), `80%free` (of what is free on it, and within the cap).
         hold: keep it allocated, as a guard band that nothing else gets; otherwise later requests find it in the cache.
         name: what to release it by.
         device: index or label; needed where the process uses several.
@@ -96,9 +96,7 @@ def reserve(
     amount = parse_amount(size)
     check_flag("hold", hold)
     backend, controls, index = actable_device("memory cannot be put aside", device)
-    free = _free(backend, index)
-    total = backend.device(index).total or 0
-    wanted = amount.of(total, max(0, total - _reserved(backend, index)) if free is None else free)
+    wanted = amount.of(backend.device(index).total or 0, _room(backend, index).least)
     with RESERVATIONS.claim(name) as name:
         return _put_aside(backend, controls, index, wanted, name, hold=hold)
 
@@ -162,9 +160,9 @@ def _put_aside(backend: Backend, controls: Controls, index: int, wanted: int, na
 
 def _room(backend: Backend, index: int) -> Room:
     """Return how many bytes can still be reserved: what the driver has left, and what the cap leaves."""
-    free, limit = _free(backend, index), backend.limit(index)
+    free, limit, reserved = _free(backend, index), backend.limit(index), _reserved(backend, index)
     total = backend.device(index).total or free or 0
-    return Room(free, total, None if limit is None else max(0, limit - _reserved(backend, index)))
+    return Room(free, total, None if limit is None else max(0, limit - reserved), reserved)
 
 
 def _free(backend: Backend, index: int) -> int | None:

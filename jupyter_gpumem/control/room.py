@@ -33,16 +33,18 @@ class Room(NamedTuple):
         free: bytes the driver has left, or `None` where nobody can tell: inside a prediction memory has no end.
         total: bytes of the card.
         allowed: bytes that the cap leaves, or `None` without one.
+        reserved: bytes that this process has reserved.
     """
 
     free: int | None
     total: int
     allowed: int | None = None
+    reserved: int = 0
 
     @property
     def least(self) -> int:
-        """Bytes that both leave; those of the card where nobody can tell what is free."""
-        free = self.total if self.free is None else self.free
+        """Bytes that both leave; where nobody can tell what is free, what is not reserved of the card."""
+        free = max(0, self.total - self.reserved) if self.free is None else self.free
         return free if self.allowed is None else min(free, self.allowed)
 
 

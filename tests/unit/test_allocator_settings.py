@@ -39,7 +39,7 @@ WRONG = [
     ("max_non_split_rounding_mb:5", "max_non_split_rounding_mb:5", ">= 20"),
     ("large_segment_size_mb:10", "large_segment_size_mb:10", ">= 11"),
     ("garbage_collection_threshold:1.5", "garbage_collection_threshold:1.5", "between 0.0 and 1.0"),
-    ("garbage_collection_threshold:0", "garbage_collection_threshold:0", "between 0.0 and 1.0"),
+    ("garbage_collection_threshold:0", "garbage_collection_threshold:0", "leave it out for off"),
     ("garbage_collection_threshold:0.5x", "garbage_collection_threshold:0.5x", "such as 0.8"),
     ("garbage_collection_threshold:nan", "garbage_collection_threshold:nan", "such as 0.8"),
     ("per_process_memory_fraction:2", "per_process_memory_fraction:2", "from 0.0 to 1.0"),

@@ -234,6 +234,26 @@ def test_shares(virtual):
     assert gm.reserve("50%free").record.size == int(0.5 * free)
 
 
+def test_shares_of_what_is_free_are_within_the_cap(virtual):
+    """More than the cap leaves is not to be had."""
+    gm.limit("10GiB")
+    left = 10 * GiB - torch.cuda.memory_reserved()
+    assert gm.reserve("50%free").record.size == left // 2
+
+
+def test_two_in_one_piece_of_the_cache_are_told(virtual):
+    """The second one finds the memory of the first: the list does not count it twice without a word."""
+    for name in ("a", "b"):
+        gm.reserve("1GiB", name=name)
+    gm.reserve("1GiB", hold=True, name="c")
+    gm.reserve("1GiB", name="d")
+    gm.reserve("1GiB", name="e")
+    said = " ".join(str(RESERVATIONS.list()).split())
+    assert "e was put into memory of d, which the cache had already: it is there once." in said
+    assert "c was put" not in said
+    assert "d was put" not in said
+
+
 def test_what_the_cache_has_is_not_taken_again(virtual):
     """Nothing comes from the driver for what is there already."""
     gm.reserve("4GiB")
@@ -380,6 +400,9 @@ def test_above_the_cap(virtual):
         ("200GiB", "more than cuda:0 has"),
         ("0", "no memory"),
         ("80%free", "a cap"),
+        ("OFF", "not a size: 'OFF'; .*; off takes the cap away"),
+        ("-1GiB", "off takes the cap away"),
+        ("100GiB", r"more than cuda:0 has \(79\.\d\d GiB, \d+ bytes\); write less, or off"),
         ("0.0000000001%", r"^1e-10% of the 79\.\d\d GiB of the card is no memory at all"),
         pytest.param(10**400, "more memory than there is anywhere", id="huge"),
     ],

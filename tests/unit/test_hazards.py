@@ -116,3 +116,10 @@ def test_what_is_refused_is_not():
     allocator.set_settings(wanted)
     with pytest.raises(UnsafeSettingsError):
         allocator.malloc(120 * MiB)
+
+
+def test_the_effect_of_a_key_is_true_for_its_default_too():
+    """What is said of a change must not speak of a size that there is none of."""
+    from jupyter_gpumem.allocator.keys import KEYS
+
+    assert "of this size" not in KEYS["max_split_size_mb"].effect
