@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .comparison import WhatIf, whatif
     from .control.auditing import audit
     from .control.capping import limit
-    from .control.configuration import allocator_config
+    from .control.changing import allocator_config
     from .control.monitoring import monitor
     from .control.reservation import reserve
     from .control.returning import empty_cache
@@ -68,7 +68,7 @@ _HOMES = {
     "Tracker": "tracker",
     "UnavailableError": "errors",
     "WhatIf": "comparison",
-    "allocator_config": "control.configuration",
+    "allocator_config": "control.changing",
     "audit": "control.auditing",
     "empty_cache": "control.returning",
     "explain_oom": "oom",

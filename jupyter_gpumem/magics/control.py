@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.control.auditing import audit
 from jupyter_gpumem.control.capping import limit
-from jupyter_gpumem.control.configuration import allocator_config
+from jupyter_gpumem.control.changing import allocator_config
 from jupyter_gpumem.control.reservation import RESERVATIONS, reserve
 from jupyter_gpumem.control.returning import empty_cache
 from jupyter_gpumem.errors import InvalidValueError

@@ -7,6 +7,7 @@ import pytest
 import jupyter_gpumem as gm
 from jupyter_gpumem import devices
 from jupyter_gpumem.allocator.keys import KEYS
+from jupyter_gpumem.control import changing
 from jupyter_gpumem.control import configuration as module
 from jupyter_gpumem.control.configuration import configuration
 from jupyter_gpumem.control.environment import VARIABLES
@@ -354,7 +355,7 @@ def test_a_variable_that_pytorch_reads_leniently(monkeypatch):
 
 def test_before_torch_is_imported(monkeypatch):
     """The line to write is in the refusal; showing works."""
-    monkeypatch.setattr(module, "loaded_torch", lambda: None)
+    monkeypatch.setattr(changing, "loaded_torch", lambda: None)
     with pytest.raises(
         UnavailableError, match=r'write os\.environ\["PYTORCH_CUDA_ALLOC_CONF"\] = "expandable_segments:T'
     ):
