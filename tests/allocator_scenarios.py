@@ -229,6 +229,18 @@ def reserving(kernel: Kernel) -> Outcome:
     )
 
 
+def out_of_the_peak(kernel: Kernel) -> Outcome:
+    """What is put into the cache is not in the user's peak of allocated memory, and later tensors are as ever."""
+    run(kernel, "clean(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()")
+    run(kernel, "%gpumem_reserve 8GiB")
+    peaks = "[(torch.cuda.max_memory_allocated() - before) // MiB, torch.cuda.max_memory_reserved() // MiB >= 8192]"
+    found = [value(kernel, peaks)]
+    run(kernel, "x = take(100)")
+    found.append(value(kernel, peaks))
+    run(kernel, "clean('x'); torch.cuda.reset_peak_memory_stats()")
+    return {"peaks": [[0, True], [100, True]]}, {"peaks": found}
+
+
 def holding(kernel: Kernel) -> Outcome:
     """A guard band is allocated until it is released, to the cache; its name is taken meanwhile."""
     run(kernel, "clean(); before = torch.cuda.memory_allocated()\n%gpumem_reserve 2GiB --hold --name spare")
@@ -356,6 +368,7 @@ SCENARIOS: tuple[Callable[[Kernel], Outcome], ...] = (
     failing,
     hazard_refused,
     reserving,
+    out_of_the_peak,
     holding,
     too_much,
     capping,

@@ -86,24 +86,27 @@ class ReservationBook:
         """
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise InvalidValueError(f"not a name: {shown(name)}; write a text such as spare")
-        with self._lock:
-            self.list()  # names of what has gone are free again
-            if name is None:
-                tries = (f"reserve-{i}" for i in range(1, len(self._entries) + len(self._claimed) + 2))
-                name = next(one for one in tries if one not in self._entries and one not in self._claimed)
-            elif name in self._claimed:
-                raise InvalidValueError(f"{name!r} is being put aside by another thread; choose another name")
-            elif name in self._entries:
-                raise InvalidValueError(
-                    f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
-                    "choose another name, or release it first"
-                )
-            self._claimed.add(name)
+        claimed: str | None = None
         try:
+            with self._lock:
+                self.list()  # names of what has gone are free again
+                if name is None:
+                    tries = (f"reserve-{i}" for i in range(1, len(self._entries) + len(self._claimed) + 2))
+                    name = next(one for one in tries if one not in self._entries and one not in self._claimed)
+                elif name in self._claimed:
+                    raise InvalidValueError(f"{name!r} is being put aside by another thread; choose another name")
+                elif name in self._entries:
+                    raise InvalidValueError(
+                        f"{name!r} already names {format_bytes(self._entries[name][0].size)} that are put aside; "
+                        "choose another name, or release it first"
+                    )
+                claimed = name  # first: an interrupt must not leave a name that nobody can have
+                self._claimed.add(name)
             yield name
         finally:
-            with self._lock:
-                self._claimed.discard(name)
+            if claimed is not None:
+                with self._lock:
+                    self._claimed.discard(claimed)
 
     def add(self, reservation: Reservation, backend: Backend, controls: Controls) -> None:
         """Note one more."""
