@@ -127,6 +127,12 @@ class Notebook:
         debugger = getattr(self._formatter(), "pdb", None)
         return [f for f in (getattr(debugger, name, None) for name in ("botframe", "curframe")) if f is not None]
 
+    def keepers(self) -> list[Any]:
+        """Return the shell's objects that keep outputs, the last error and its frames."""
+        formatter = self._formatter()
+        kept = [getattr(self.shell, "last_execution_result", None), formatter, getattr(formatter, "pdb", None)]
+        return [keeper for keeper in kept if keeper is not None]
+
     def _formatter(self) -> Any:
         return getattr(self.shell, "InteractiveTB", None)
 

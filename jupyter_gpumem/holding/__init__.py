@@ -5,6 +5,7 @@ passes: no property, no `__getattr__` of a lazy proxy, no unpacking hook. Names 
 what is shown.
 """
 
-from .survey import Survey, chain, holders, leaving_nothing, survey
+from .chains import chain
+from .survey import Survey, holders, leaving_nothing, survey
 
 __all__ = ["Survey", "chain", "holders", "leaving_nothing", "survey"]

@@ -13,7 +13,7 @@ from jupyter_gpumem.fragments import site_of
 from jupyter_gpumem.records import DeviceHolders, Holder, Site
 from jupyter_gpumem.units import format_bytes
 
-from .naming import describe, path_text
+from .naming import describe
 from .tensors import view_of_torch
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def close_books(backend: Backend, index: int, ledger: Ledger, ranking: Ranking) 
         (root, (_, route, number)), *others = holding.items()
         line = lines[root, route]
         line.storages.append((number, storage))
-        strangers = [other for other, _ in others if ranking.roots[other].group != ranking.roots[root].group]
+        strangers = [other for other, _ in others if not ranking.roots[other].goes_with(ranking.roots[root])]
         if not strangers:
             line.alone += storage.allocated
         for other in strangers:
@@ -169,14 +169,13 @@ def storage_holders(ranking: Ranking, storage: Storage) -> dict[int, tuple[int, 
 def _holder(ranking: Ranking, root_index: int, route: str, line: _Line) -> Holder:
     root, objects = ranking.roots[root_index], ranking.walk.objects
     number, largest = max(line.storages, key=lambda entry: entry[1].allocated)
-    path = [objects[step] for step in ranking.path(number, root_index)]
-    text = path_text(root.name, path)
+    text = ranking.text(number, root_index)
     others = sorted(line.also, key=lambda other: -line.also[other])
     return Holder(
         kind=route or root.kind,
         name=root.name,
         detail=text if text != root.name else None,
-        what=describe(path[0]),
+        what=describe(objects[ranking.path(number, root_index)[0]]),
         tensors=len(line.storages),
         allocated=sum(storage.allocated for _, storage in line.storages),
         alone=line.alone,

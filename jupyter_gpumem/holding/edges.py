@@ -48,6 +48,11 @@ def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(item), kinds)
 
 
+def task_type() -> Any:
+    """Return the type of asyncio's tasks, once somebody has imported it."""
+    return getattr(sys.modules.get("asyncio"), "Task", None)
+
+
 class Edges:
     """The children of any object. What a type's objects refer to is decided once for each type.
 
@@ -82,6 +87,19 @@ class Edges:
         if kind in tensors.ndarray_types():
             return elements_of
         return gc.get_referents
+
+    def between(self, item: Any) -> list[Any]:
+        """Return the containers of an object's own, between it and its children, that the walk passes over."""
+        kind = type(item)
+        if issubclass(kind, types.FunctionType):
+            found = [item.__defaults__, item.__closure__]
+        elif issubclass(kind, type):
+            found = [value for value in gc.get_referents(item) if type(value) is tuple]
+        elif self.way(kind) is tensors.values_of:
+            found = [tensors.attributes_of(item)]
+        else:
+            return []
+        return [container for container in found if container is not None]
 
     def _of_class(self, kind: type) -> Iterable[Any]:
         if self.classes or kind.__module__ == "__main__":

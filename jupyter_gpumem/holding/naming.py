@@ -9,8 +9,8 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .edges import function_name, is_a, local_names
-from .tensors import attributes_of, ndarray_types, view_of_torch
+from .edges import function_name, is_a, local_names, task_type
+from .tensors import attributes_of, namespace_of_class, ndarray_types, view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +37,12 @@ def describe(item: Any) -> str:
     if is_a(item, types.FunctionType):
         return f"function {function_name(item)}"
     return kind.__name__
+
+
+def name_in(namespace: Mapping[str, Any], item: Any, module: str) -> str:
+    """Return what code outside calls an object of a module, such as `library.CACHE`; the module if it has no name."""
+    name = next((name for name, value in list(namespace.items()) if value is item), None)
+    return module if name is None else f"{module.removeprefix('module ')}.{name}"
 
 
 def path_text(name: str, path: Sequence[Any]) -> str:
@@ -75,7 +81,7 @@ class _Writer:
             return
         if is_a(parent, dict):
             self._key(parent, child, owner)
-        elif is_a(child, dict) and child is attributes_of(parent):
+        elif is_a(child, dict) and (child is attributes_of(parent) or child is namespace_of_class(parent)):
             self._owner = parent
         else:
             self._other(parent, child)
@@ -104,7 +110,7 @@ class _Writer:
             self.text += f"[{_index_of(parent, child)}]"
         elif is_a(parent, types.FunctionType):
             self._function(parent, child)
-        elif is_a(parent, types.CellType):
+        elif is_a(parent, (types.CellType, *filter(None, [task_type()]))):
             return
         elif is_a(parent, types.MethodType):
             self.text += ".__self__" if child is parent.__self__ else ""

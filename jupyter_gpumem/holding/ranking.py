@@ -7,9 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .naming import name_in, path_text
 from .tensors import view_of_torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from .walk import Walk
 
 MOST_ROOTS = 8
@@ -39,17 +42,23 @@ class Root:
         kind, name: as in `records.Holder`.
         rank: which kinds are named first.
         items: the numbers of the objects it refers to.
+        namespace: of a module: its names and what they are bound to.
     """
 
     kind: str
     name: str
     rank: int
     items: list[int] = field(default_factory=list)
+    namespace: Mapping[str, Any] | None = None
 
-    @property
-    def group(self) -> str:
-        """What goes together when it goes: the last error with all its frames, all garbage; otherwise the name."""
-        return self.kind if self.kind in {"error", "cycle"} else f"{self.kind} {self.name}"
+    def goes_with(self, other: Root) -> bool:
+        """Whether letting go of another root lets go of this: of the same name, of the last error, or of garbage.
+
+        Letting go of an error sweeps the garbage too, in which IPython leaves the frames that it has shown.
+        """
+        if self.kind in {"error", "cycle"}:
+            return other.kind in {self.kind, "error"}
+        return (self.kind, self.name) == (other.kind, other.name)
 
 
 class Reach(NamedTuple):
@@ -76,7 +85,7 @@ class Ranking:
         self.reached: dict[int, dict[int, Reach]] = defaultdict(dict)
         self._torch = view_of_torch()
         self._states: set[int] = set()
-        self._useful = _leading_to(walk, walk.located)
+        self._useful = leading_down(walk, walk.located)
         self._spread()
 
     def holders(self, number: int) -> dict[int, Reach]:
@@ -91,6 +100,11 @@ class Ranking:
             path.append(step)
             step = self.reached[step][root].before
         return path[::-1]
+
+    def text(self, number: int, root_index: int) -> str:
+        """Return the way from a root to an object in words."""
+        root, path = self.roots[root_index], [self.walk.objects[step] for step in self.path(number, root_index)]
+        return path_text(root.name if root.namespace is None else name_in(root.namespace, path[0], root.name), path)
 
     def _spread(self) -> None:
         waiting: list[tuple[int, int, int, str, int | None]] = []
@@ -137,7 +151,7 @@ class Ranking:
         return _STEP, ""
 
 
-def _leading_to(walk: Walk, ends: Any) -> set[int]:
+def leading_down(walk: Walk, ends: Iterable[int]) -> set[int]:
     """Return the objects from which one of these can be reached, themselves included."""
     parents: dict[int, list[int]] = defaultdict(list)
     for number, children in enumerate(walk.children):

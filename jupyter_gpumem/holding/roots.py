@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.notebook import LAST_ERROR
 
-from .edges import local_names, namespace_of
+from .edges import is_a, local_names, namespace_of, task_type
 from .ranking import Root
+from .tensors import attributes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from jupyter_gpumem.notebook import Notebook
@@ -59,6 +60,7 @@ def of_names(notebook: Notebook, walk: Walk) -> list[Root]:
         add("error", 2, label, value)
     for error in notebook.exceptions():
         add("error", 2, f"the last error ({type(error).__name__}) itself", error)
+    add("error", 2, "the last error's frames", *notebook.tracebacks(), *notebook.debugger_frames())
     for label, value in _running_locals(notebook):
         add("frame", 3, label, value)
     walk.expand()
@@ -69,9 +71,11 @@ def of_modules(notebook: Notebook, walk: Walk) -> list[Root]:
     """Let the walk reach everything from the modules of the process; returns the roots."""
     ours = __name__.partition(".")[0]
     roots = [
-        Root("module", f"module {name}", 4, walk.enter(_values_of(module)))
+        Root("module", f"module {name}", 4, walk.enter(_values_of(module)), names)
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] != ours and getattr(module, "__dict__", notebook.names) is not notebook.names
+        if name.partition(".")[0] != ours
+        and (names := attributes_of(module)) is not None
+        and names is not notebook.names
     ]
     walk.expand(classes=True)
     return roots
@@ -107,8 +111,29 @@ def _error_frames(notebook: Notebook) -> Iterator[tuple[str, FrameType, int]]:
         yield "", frame, frame.f_lineno
 
 
+def of_tasks(walk: Walk, leading: Mapping[int, Any]) -> list[Root]:
+    """Let the walk reach everything from tasks that wait, of those that lead to something; returns the roots."""
+    kind = task_type()
+    tasks = [item for item in leading.values() if kind is not None and is_a(item, kind)]
+    found = [Root("frame", f"the waiting task {kind.get_name(task)}", 3, walk.enter([task])) for task in tasks]
+    walk.expand()
+    return found
+
+
 def _running_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
     """Yield the local names of the functions that run now, in every thread."""
+    for frame, where in _running(notebook):
+        for name, value in local_names(frame).items():
+            yield f"running function {frame.f_code.co_name}{where}, line {frame.f_lineno}: {name}", value
+
+
+def running_frames(notebook: Notebook) -> Iterator[FrameType]:
+    """Yield the frames of the functions that run now and are roots, in every thread."""
+    return (frame for frame, _ in _running(notebook))
+
+
+def _running(notebook: Notebook) -> Iterator[tuple[FrameType, str]]:
+    """Yield the frames of the functions that run now with where that is; not the notebook's machinery, nor ours."""
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     for ident, top in sys._current_frames().items():
@@ -116,8 +141,7 @@ def _running_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
         where = "" if ident == own else f" in thread {threads.get(ident, ident)}"
         while frame is not None:
             if namespace_of(frame) is not notebook.names and not _is_machinery(frame):
-                for name, value in local_names(frame).items():
-                    yield f"running function {frame.f_code.co_name}{where}, line {frame.f_lineno}: {name}", value
+                yield frame, where
             frame = frame.f_back
 
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import functools
-import gc
-import shlex
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from jupyter_gpumem.arguments import check_whole, shown
 from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.notebook import Notebook
-from jupyter_gpumem.records import Chain, Holders
+from jupyter_gpumem.records import Holders
 
 from . import garbage, roots
+from .beyond import beyond_names
 from .books import Ledger, close_books, storage_holders
-from .naming import describe, path_text
-from .ranking import Ranking, Root
+from .ranking import Ranking
 from .tensors import attributes_of, view_of_torch
-from .upwards import leading_to
 from .walk import BUDGET, Walk
 
 if TYPE_CHECKING:
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
     from jupyter_gpumem.devices import Backend
 
     from .books import Storage
-    from .tensors import Torch
-
-_CYCLE, _CYCLE_OWNER, _CYCLE_PART, _OTHER = 5, 6, 7, 8
-"""Ranks of what no name reaches, after those of `roots`."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -119,7 +112,7 @@ def survey(
         found = roots.of_names(notebook, walk) if ready else []
         torch = view_of_torch()
         if torch is not None and ready and walk.complete:
-            found += _beyond_names(notebook, walk, torch)
+            found += beyond_names(notebook, walk, torch)
         return Survey(
             Ranking(walk, found),
             {
@@ -130,71 +123,6 @@ def survey(
         )
 
 
-def _beyond_names(notebook: Notebook, walk: Walk, torch: Torch) -> list[Root]:
-    """Return the roots of tensors that have a Python object and no name: of modules, of garbage, of others."""
-    nameless, leading = _nameless(walk, torch)
-    if not nameless:
-        return []
-    walk.narrow(leading)
-    found = roots.of_modules(notebook, walk)
-    left = [key for key in nameless if walk.number(leading[key]) is None]
-    if not walk.complete or not left:
-        return found
-    lost = garbage.unreachable(walk, leading)
-    gone = {id(item) for item in lost}
-    parts = {id(part) for item in lost if _is_module(item) for part in vars(item).get("_modules", {}).values()}
-    for item in filter(_may_own, lost):
-        module, part = _is_module(item), id(item) in parts
-        rank = _CYCLE_PART if part else _CYCLE if module else _CYCLE_OWNER
-        found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
-    found += [
-        Root("cycle", "garbage", _CYCLE_PART, walk.enter([item]))
-        for item in garbage.unreached(walk, map(leading.__getitem__, left))
-        if id(item) in gone
-    ]
-    walk.expand()  # garbage also holds what only PyTorch sees, such as the tensor that a view is of
-    found += [
-        Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
-        for item in garbage.unreached(walk, map(leading.__getitem__, left))
-    ]
-    walk.expand()
-    return found
-
-
-def _nameless(walk: Walk, torch: Torch) -> tuple[list[int], dict[int, Any]]:
-    """Return the ids of the device tensors that the walk did not reach, and by its id what leads to any of them.
-
-    Looked for by type: lazy proxies are not touched.
-    """
-    everything = gc.get_objects()
-    kinds = set(map(type, everything))
-    tensors, nodes = ({kind for kind in kinds if test(kind)} for test in (torch.is_tensor, torch.is_node))
-    found = [item for item in everything if type(item) in tensors and walk.number(item) is None]
-    nameless = [item for item in found if walk.lies_on_a_device(item)]
-    if not nameless:
-        return [], {}
-    # The same memory may also be held by way of PyTorch alone: by the graph of a tensor on the host, say.
-    ends = nameless + [item for item in found if torch.leads_on(item)]
-    ends += [item for item in everything if type(item) in nodes and walk.number(item) is None]
-    keys = [id(item) for item in nameless]
-    ours = {id(everything), id(found), id(nameless), id(ends)}
-    return keys, leading_to(ends, walk.ignored | ours, lambda item: walk.number(item) is not None)
-
-
-def _is_module(item: Any) -> bool:
-    torch = view_of_torch()
-    return torch is not None and issubclass(type(item), torch.module)
-
-
-def _may_own(item: Any) -> bool:
-    """Whether a person would call garbage by this object's type: by an instance of a class, not by a dict in it."""
-    kind = type(item)
-    torch = view_of_torch()
-    if torch is not None and (torch.is_tensor(kind) or torch.is_node(kind)):
-        return False
-    return kind.__module__ not in {"builtins", "collections"} and not issubclass(kind, type)
-
-
 def _barred(notebook: Notebook) -> list[object]:
     """Return what is not entered: namespaces, which functions of theirs lead to, the shell, and our own.
 
@@ -202,7 +130,6 @@ def _barred(notebook: Notebook) -> list[object]:
     So do the kernel and the application that own the shell: IPython's own frame in every traceback keeps that one.
     """
     barred: list[object] = [notebook, notebook.names, notebook.hidden]
-    barred += filter(None, map(attributes_of, list(sys.modules.values())))
     barred += [sys.stdout, sys.stderr]
     shell = notebook.shell
     if shell is not None:
@@ -211,7 +138,9 @@ def _barred(notebook: Notebook) -> list[object]:
         while owner is not None:
             barred.append(owner)
             owner = getattr(owner, "parent", None)
-    return barred
+    # Nor what the notebook keeps its outputs and its last error in: those are roots of their own.
+    barred += notebook.keepers()
+    return barred + [names for names in map(attributes_of, (*barred, *sys.modules.values())) if names is not None]
 
 
 @leaving_nothing
@@ -235,55 +164,3 @@ def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: i
         return found.record()
     only = device_labels(devices)
     return Holders((), missing=explain_nothing(only))
-
-
-@leaving_nothing
-def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) -> Chain:
-    """Return what keeps the memory of a name alive: of a variable, or of a local name of the last error's frames.
-
-    Raises:
-        InvalidValueError: no such name holds device memory.
-    """
-    notebook = Notebook.current() if notebook is None else notebook
-    found = survey(notebook, budget=budget)
-    ranking = found.ranking
-    wanted = [n for n, root in enumerate(ranking.roots) if root.name == name or root.name.endswith(f": {name}")]
-    held = [entry for entry in found.storages() if any(root in entry[2] for root in wanted)]
-    if not held:
-        known = "" if wanted or name in notebook.names else "; there is no such variable"
-        if known and not name.isidentifier():
-            known = "; write a name alone: what is nested in it counts with it"
-        if any(name in ledger.reservations.values() for _, _, ledger in found.ledgers.values()):
-            release = f"%gpumem_reserve --release {shlex.quote(name)}"
-            raise InvalidValueError(f"{name!r} is memory put aside; {release} gives it to the cache")
-        raise InvalidValueError(f"{name!r} holds no device memory{known}; %gpumem_who without a name lists what does")
-    groups = {ranking.roots[root].group for root in wanted}
-    allocated: dict[str, int] = {}
-    others: dict[int, tuple[int, int]] = {}
-    alone = 0
-    for label, storage, holding in held:
-        allocated[label] = allocated.get(label, 0) + storage.allocated
-        rest = [root for root in holding if root not in wanted and ranking.roots[root].group not in groups]
-        alone += storage.allocated if not rest else 0
-        for root in rest:
-            size, number = others.get(root, (0, holding[root][2]))
-            others[root] = (size + storage.allocated, number)
-    first = next(root for root in wanted if any(root in entry[2] for entry in held))
-    objects = ranking.walk.objects
-    return Chain(
-        name=ranking.roots[first].name,
-        kind=ranking.roots[first].kind,
-        what=describe(objects[ranking.roots[first].items[0]]),
-        allocated=allocated,
-        alone=alone,
-        chains=tuple(_sentence(ranking, root, *others[root]) for root in sorted(others, key=lambda r: -others[r][0])),
-        complete=found.complete,
-    )
-
-
-def _sentence(ranking: Ranking, root: int, size: int, number: int) -> str:
-    from jupyter_gpumem.units import format_bytes
-
-    path = [ranking.walk.objects[step] for step in ranking.path(number, root)]
-    text = path_text(ranking.roots[root].name, path)
-    return f"{format_bytes(size)} of it are also held by {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,7 +66,7 @@ class Torch:
         if self.is_node(kind):
             return self._of_node
         if issubclass(kind, self.module) or (self.optimizer is not None and issubclass(kind, self.optimizer)):
-            return _attributes
+            return values_of
         return None
 
     def is_tensor(self, kind: type) -> bool:
@@ -107,6 +108,24 @@ class Torch:
         with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
             return tensor.layout is not self.strided or tensor._base is not None or tensor.grad_fn is not None
         return False
+
+    def own_references(self, item: Any) -> int:
+        """Return how many references to an object are PyTorch's own, so that it lives as long as what it shows."""
+        kind = type(item)
+        if self.is_tensor(kind):
+            return int(self._keeps_objects and self._torch._C.TensorBase._use_count(item) > 1)
+        if self.is_storage(kind):
+            return int(self._keeps_objects and self._torch._C._storage_Use_Count(item._cdata) > 1)
+        # The node of a function that is written in Python is itself what the graph refers to.
+        return int(self.is_node(kind) and (self._keeps_objects or issubclass(kind, self._torch._C._FunctionBase)))
+
+    @functools.cached_property
+    def _keeps_objects(self) -> bool:
+        """Whether what C++ refers to has one more reference to its Python object; in newer versions of PyTorch."""
+        owner, probe = (self._torch.empty(0, device="cpu") for _ in range(2))
+        before = sys.getrefcount(probe)
+        owner.grad = probe
+        return sys.getrefcount(probe) > before
 
     def used_bytes(self, tensor: Any) -> int:
         """Return how many bytes of its storage a tensor uses at most."""
@@ -180,5 +199,17 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
-def _attributes(item: Any) -> list[Any]:
+def namespace_of_class(kind: Any) -> dict[str, Any] | None:
+    """Return the dict in which a class keeps its attributes, with no code of its metaclass run; `None` for no class."""
+    if not issubclass(type(kind), type):
+        return None
+    (found,) = gc.get_referents(_view_of_class(kind))
+    return found if type(found) is dict else None
+
+
+_view_of_class = vars(type)["__dict__"].__get__
+
+
+def values_of(item: Any) -> list[Any]:
+    """Return the values of an object's attributes."""
     return list((attributes_of(item) or {}).values())

@@ -4,61 +4,143 @@ A process with PyTorch has hundreds of thousands of objects, of which few lead t
 who refers to it, which takes milliseconds, instead of walking through them one by one.
 
 What refers to a class or a function that its module names is not asked for: the module holds it, whoever uses it. All
-instances, subclasses, annotations and caches of `typing` refer to a class, and lead on to much of the process.
+instances, subclasses, annotations and caches of `typing` refer to a class, and lead on to much of the process. So does
+an event loop, which leads to a task that waits.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from .edges import ATOMS, elements_of, is_a
+from .counting import references, referents, surplus
+from .edges import ATOMS, elements_of, is_a, task_type
 from .tensors import attributes_of, ndarray_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Container, Iterable
     from types import FrameType
+
+    from .tensors import Torch
 
 _MOST_STEPS, _MOST_ASKED = 16, 256
 """Asking for the holders of n objects takes about (25 + n) ms in a process of 250,000 objects, and all references are
 listed in 900 ms: so many steps and objects come first."""
 
-_AT_ONCE = 20_000
-"""Objects whose references are listed by one call: there are millions of them, and a list of all takes memory."""
+_FEW = 500
+"""Objects whose references are compared at once: where one is found, they are compared one by one."""
 
 
-def leading_to(
-    ends: Iterable[Any], ignored: Iterable[int], known: Callable[[object], bool] = lambda _: False
-) -> dict[int, Any]:
+class Arrays:
+    """NumPy's arrays of objects, whose elements the collector does not see. Looked for when they are first asked for.
+
+    Args:
+        reached: the ids of objects whose references are known: these arrays need not be looked into.
+    """
+
+    def __init__(self, reached: Container[int] = frozenset()) -> None:
+        self.reached = reached
+
+    @property
+    def ours(self) -> set[int]:
+        """The ids of the objects in which the arrays are kept here."""
+        kept = vars(self).get("by_element", {})
+        return {id(vars(self)), id(kept), *map(id, kept.values())}
+
+    @functools.cached_property
+    def by_element(self) -> dict[int, list[Any]]:
+        """The arrays by the ids of their elements."""
+        kinds = ndarray_types()
+        found: dict[int, list[Any]] = {}
+        if not kinds:
+            return found
+        waiting: dict[int, Any] = {}
+        for those in referents(gc.get_objects()):
+            if not set(map(type, those)).isdisjoint(kinds):
+                waiting |= {id(item): item for item in those if type(item) in kinds and item.dtype.hasobject}
+        seen = set(waiting)
+        while waiting:
+            _, array = waiting.popitem()
+            if id(array) in self.reached:
+                continue
+            for element in elements_of(array):
+                if type(element) in ATOMS:
+                    continue
+                found.setdefault(id(element), []).append(array)
+                if type(element) in kinds and element.dtype.hasobject and id(element) not in seen:
+                    seen.add(id(element))
+                    waiting[id(element)] = element
+        return found
+
+
+def outsiders(items: list[Any], ignored: set[int], torch: Torch, arrays: Arrays) -> list[Any]:
+    """Return the objects that refer to some others, which were reached, and were not reached themselves.
+
+    Args:
+        items: the others.
+        ignored: the ids of objects that are passed over: namespaces, and our own.
+        torch: as for `leading_to`.
+        arrays: as for `leading_to`.
+    """
+    if not items:
+        return []
+    passed = {*ignored, id(items), *_running_frames()}
+    return [
+        holder
+        for holder in _holders(items, passed, torch, arrays)
+        if id(holder) not in arrays.reached and not _is_running(holder)
+    ]
+
+
+def leading_to(ends: list[Any], ignored: Iterable[int], torch: Torch, arrays: Arrays) -> dict[int, Any]:
     """Return by their ids the objects that lead to some others, those themselves included.
 
     Args:
         ends: the others.
         ignored: the ids of objects that are passed over, with all that only they lead from: namespaces, and our own.
-        known: whether an array of NumPy's was looked into already, and does not lead to any of them.
+        torch: what knows which references PyTorch has itself.
+        arrays: the arrays of NumPy's that may lead to some.
     """
     found = {id(end): end for end in ends}
-    arrays = _arrays_by_element(known)
-    passed = {*ignored, id(ends), id(found), id(arrays), *map(id, arrays.values()), *_running_frames()}
+    passed = {*ignored, id(ends), id(found), *_running_frames()}
     waiting, asked = list(found.values()), 0
     for _ in range(_MOST_STEPS):
         asked += len(waiting)
         if not waiting or asked > _MOST_ASKED:
             break
-        holders = gc.get_referrers(*waiting)
-        for item in waiting:
-            holders += arrays.get(id(item), ())
         passed.add(id(waiting))
-        new = {id(holder): holder for holder in holders if id(holder) not in passed and id(holder) not in found}
+        holders = _holders(waiting, passed, torch, arrays)
+        new = {id(item): item for item in holders if id(item) not in found and not _is_running(item)}
         passed.discard(id(waiting))
         found |= new
-        waiting = [item for item in new.values() if not _is_named_by_its_module(item)]
+        waiting = [item for item in new.values() if not _is_a_beginning(item)]
         del holders, new
     if waiting:
-        _follow_all(found, [id(item) for item in waiting], arrays, passed)
+        _follow_all(found, [id(item) for item in waiting], arrays.by_element, passed | arrays.ours)
+    return found
+
+
+def _holders(items: list[Any], passed: set[int], torch: Torch, arrays: Arrays) -> list[Any]:
+    """Return what refers to some objects; arrays of NumPy's too, looked for if the collector shows too little."""
+    holders = gc.get_referrers(*items) if len(items) <= _MOST_ASKED else _referring(items)
+    instances = [item for item in items if not is_a(item, type)]
+    if hidden := surplus(instances, references(holders, set(map(id, items))), torch, ours=1):
+        holders += [array for item in hidden for array in arrays.by_element.get(id(item), ())]
+    return [holder for holder in holders if id(holder) not in passed and id(holder) not in arrays.ours]
+
+
+def _referring(items: list[Any]) -> list[Any]:
+    """Return what refers to some of many objects; in one pass, where asking for each takes too long."""
+    wanted, found = set(map(id, items)), []
+    everything = gc.get_objects()
+    for start in range(0, len(everything), _FEW):
+        part = everything[start : start + _FEW]
+        if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
+            found += [item for item in part if not wanted.isdisjoint(map(id, gc.get_referents(item)))]
     return found
 
 
@@ -74,8 +156,14 @@ def _follow_all(found: dict[int, Any], waiting: list[int], arrays: dict[int, lis
         for parent in parents.get(waiting.pop(), ()):
             if id(parent) not in found:
                 found[id(parent)] = parent
-                if not _is_named_by_its_module(parent):
+                if not _is_a_beginning(parent):
                     waiting.append(id(parent))
+
+
+def _is_a_beginning(item: Any) -> bool:
+    """Whether who refers to an object is not asked: its module names it, or it is a task, which the event loop runs."""
+    task = task_type()
+    return _is_named_by_its_module(item) or (task is not None and is_a(item, task))
 
 
 def _is_named_by_its_module(item: Any) -> bool:
@@ -111,28 +199,10 @@ def _running_frames() -> set[int]:
     return found
 
 
-def _arrays_by_element(known: Callable[[object], bool]) -> dict[int, list[Any]]:
-    """Return NumPy's arrays of objects by the ids of their elements: the collector sees neither."""
-    kinds = ndarray_types()
-    found: dict[int, list[Any]] = {}
-    if not kinds:
-        return found
-    everything = gc.get_objects()
-    waiting: dict[int, Any] = {}
-    for start in range(0, len(everything), _AT_ONCE):
-        referents = gc.get_referents(*everything[start : start + _AT_ONCE])
-        if not set(map(type, referents)).isdisjoint(kinds):
-            waiting |= {id(item): item for item in referents if type(item) in kinds and item.dtype.hasobject}
-    seen = set(waiting)
-    while waiting:
-        _, array = waiting.popitem()
-        if known(array):
-            continue
-        for element in elements_of(array):
-            if type(element) in ATOMS:
-                continue
-            found.setdefault(id(element), []).append(array)
-            if type(element) in kinds and element.dtype.hasobject and id(element) not in seen:
-                seen.add(id(element))
-                waiting[id(element)] = element
-    return found
+def _is_running(item: Any) -> bool:
+    """Whether an object is a coroutine or generator that runs now: its local names are those of a running function."""
+    return (
+        (is_a(item, types.CoroutineType) and item.cr_running)
+        or (is_a(item, types.GeneratorType) and item.gi_running)
+        or (is_a(item, types.AsyncGeneratorType) and item.ag_running)
+    )

@@ -10,7 +10,7 @@ from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jupyter_gpumem.devices import Backend
 
@@ -32,6 +32,8 @@ class Walk:
         objects: every object that was reached, by its number.
         children: the numbers that each one refers to.
         located: number and place of everything that has device memory of its own.
+        numbers: the number of each object by its id.
+        barred: what is not entered, by its id.
         complete: whether the budget was enough.
     """
 
@@ -40,9 +42,9 @@ class Walk:
         self.children: list[Sequence[int]] = []
         self.located: dict[int, Location] = {}
         self.complete = True
-        self._numbers: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
         # Kept alive: the id of one that died would be given to another object, which the walk would then not see.
-        self._barred = {id(item): item for item in barred}
+        self.barred = {id(item): item for item in barred}
         self._backends, self._budget = backends, budget
         self._torch = view_of_torch()
         self._edges = Edges()
@@ -52,12 +54,17 @@ class Walk:
 
     def number(self, item: object) -> int | None:
         """Return the number of an object that was reached."""
-        return self._numbers.get(id(item))
+        return self.numbers.get(id(item))
 
     @property
     def ignored(self) -> set[int]:
         """The ids of what is not entered, and of what the walk itself consists of."""
-        return {*self._barred, id(self), id(vars(self)), *map(id, vars(self).values())}
+        return {*self.barred, id(self), id(vars(self)), *map(id, vars(self).values())}
+
+    def between(self) -> Iterator[Any]:
+        """Yield the containers of reached objects that are passed over, such as the dict of a module's attributes."""
+        for item in self.objects:
+            yield from self._edges.between(item)
 
     def narrow(self, leading: Mapping[int, Any]) -> None:
         """Enter from now on only what leads to something: these objects, by their ids, and what PyTorch shows."""
@@ -74,14 +81,14 @@ class Walk:
 
     def enter(self, found: Iterable[Any]) -> list[int]:
         """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`."""
-        numbers, objects, only, entered = self._numbers, self.objects, self._only, []
+        numbers, objects, only, entered = self.numbers, self.objects, self._only, []
         for item in found:
             if type(item) in ATOMS:
                 continue
             key = id(item)
             number = numbers.get(key)
             if number is None:
-                if key in self._barred or not (only is None or key in only or self._passes(type(item))):
+                if key in self.barred or not (only is None or key in only or self._passes(type(item))):
                     continue
                 number = numbers[key] = len(objects)
                 objects.append(item)

@@ -13,8 +13,8 @@ class Holder(Record):
 
     Attributes:
         kind: `variable`, `graph` (an autograd graph), `hook`, `output` (`Out[n]`), `error` (a frame of the last error),
-            `frame` (a function that runs), `module`, `cycle` (garbage that waits for the collector), `reservation`
-            (what `%gpumem_reserve --hold` holds) or `other`.
+            `frame` (a function that runs, or a task that waits), `module`, `cycle` (garbage that waits for the
+            collector), `reservation` (what `%gpumem_reserve --hold` holds) or `other`.
         name: what a person would call it.
         detail: where in it the largest piece lies, if that is not the name itself.
         what: the type of what is held by that name.

@@ -106,7 +106,8 @@ def chain_sheets(record: Chain) -> list[Sheet]:
     total = sum(record.allocated.values())
     how = "%gpumem_free lets go of it" if record.kind in {"error", "output", "cycle"} else f"Delete {record.name}"
     if record.alone == total:
-        last = f"Nothing else holds it. {how}, and all of it is free."
+        found = "Nothing else holds it" if record.complete else "Nothing else was found to hold it"
+        last = f"{found}. {how}, and all of it is free."
     elif record.alone:
         last = f"{how}, and {format_bytes(record.alone)} are free."
     else:

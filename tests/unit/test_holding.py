@@ -15,25 +15,14 @@ import pytest
 from jupyter_gpumem.holding import chain, garbage, holders, survey, upwards
 from jupyter_gpumem.holding.edges import Edges, local_names
 from jupyter_gpumem.holding.naming import path_text
+from jupyter_gpumem.holding.tensors import view_of_torch
 from jupyter_gpumem.holding.walk import Walk
 from jupyter_gpumem.notebook import Notebook, chained
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
+from tests.notebooks import Shell, books, lines, take
 
 torch = pytest.importorskip("torch")
-
-
-class Shell:
-    """What `Notebook` asks of a shell."""
-
-    def __init__(self, **names):
-        self.user_ns = names
-        self.user_ns_hidden = {}
-        self.displayhook = types.SimpleNamespace(_="", __="", ___="")
-        self.history_manager = object()
-        self.InteractiveTB = types.SimpleNamespace(tb=None)
-        self.last_execution_result = None
-        self.debugger = lambda force=False: "IPython's"
 
 
 @pytest.fixture
@@ -44,21 +33,6 @@ def gpu():
     yield
     gc.collect()
     session.stop()
-
-
-def take(mib):
-    return torch.empty(mib * MiB, dtype=torch.uint8, device="cuda")
-
-
-def books(**names):
-    """Return the books of the virtual card for a notebook with these names."""
-    record = survey(Notebook(Shell(**names))).record().devices[0]
-    assert record.named + record.workspaces + record.private + record.unattributed == record.allocated
-    return record
-
-
-def lines(record):
-    return {(h.kind, h.name): h for h in record.holders}
 
 
 def test_sizes_are_by_storage(gpu):
@@ -386,7 +360,7 @@ def test_what_uses_a_class_or_function_does_not_hold_it(gpu, monkeypatch, asked)
     ends = [take(1), take(2), take(4)]
     library.Cached.Inner.cache, library.remember.cache, torch.nn.Module.cache = ends
     try:
-        assert len(upwards.leading_to(ends, {id(vars(library))})) < 20
+        assert len(upwards.leading_to(ends, {id(vars(library))}, view_of_torch(), upwards.Arrays())) < 20
         del ends
         found = lines(books(model=torch.nn.Linear(1, 1)))
     finally:

@@ -1,0 +1,107 @@
+"""Who holds device memory besides the names of the notebook: modules, tasks, garbage, and code that shows nothing.
+
+What a name holds may have other holders that no name leads to, such as a cache in a module. So references are counted,
+and the collector is asked who refers to what has more of them than the walk has seen, and to tensors without a name.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from . import garbage, roots
+from .counting import references, surplus
+from .edges import is_a
+from .naming import describe
+from .ranking import Root, leading_down
+from .upwards import Arrays, leading_to, outsiders
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.notebook import Notebook
+
+    from .tensors import Torch
+    from .walk import Walk
+
+_CYCLE, _CYCLE_OWNER, _CYCLE_PART, _OTHER = 5, 6, 7, 8
+"""Ranks of what no name reaches, after those of `roots`."""
+
+
+def beyond_names(notebook: Notebook, walk: Walk, torch: Torch) -> list[Root]:
+    """Return the roots of what holds device memory, or an error, and is no name: modules, garbage, others."""
+    ends, leading = _leading(notebook, walk, torch)
+    walk.narrow(leading)
+    found = [*roots.of_modules(notebook, walk), *roots.of_tasks(walk, leading)]
+    left = [key for key in ends if walk.number(leading[key]) is None]
+    if not walk.complete or not left:
+        return found
+    lost = garbage.unreachable(walk, leading)
+    gone = {id(item) for item in lost}
+    parts = {id(part) for item in lost if is_a(item, torch.module) for part in vars(item).get("_modules", {}).values()}
+    for item in lost:
+        if _may_own(torch, item):
+            module, part = is_a(item, torch.module), id(item) in parts
+            rank = _CYCLE_PART if part else _CYCLE if module else _CYCLE_OWNER
+            found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
+    walk.expand()
+    found += [
+        Root("cycle", "garbage", _CYCLE_PART, walk.enter([item]))
+        for item in garbage.unreached(walk, map(leading.__getitem__, left))
+        if id(item) in gone
+    ]
+    walk.expand()  # garbage also holds what only PyTorch sees, such as the tensor that a view is of
+    found += [
+        Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
+        for item in garbage.unreached(walk, map(leading.__getitem__, left))
+    ]
+    walk.expand()
+    return found
+
+
+def _leading(notebook: Notebook, walk: Walk, torch: Torch) -> tuple[list[int], dict[int, Any]]:
+    """Return the ids of what holds device memory and was not reached, and by its id what leads to any of that."""
+    # What refers to reached objects and is known: the walk does not enter it, or passes it over.
+    known = walk.barred | {id(item): item for item in (*walk.between(), *roots.running_frames(notebook))}
+    ignored = walk.ignored | {id(known), *known}
+    ends, routes = _nameless(walk, torch)
+    shared = _shared(notebook, walk, torch, known)
+    ignored |= {id(one) for one in (ends, routes, shared)}
+    arrays = Arrays(walk.numbers)
+    ends += outsiders(shared, ignored, torch, arrays)
+    if not ends:
+        return [], {}
+    keys = list(dict.fromkeys(map(id, ends)))
+    starts = ends + routes
+    return keys, leading_to(starts, ignored, torch, arrays)
+
+
+def _nameless(walk: Walk, torch: Torch) -> tuple[list[Any], list[Any]]:
+    """Return the device tensors that the walk did not reach, and what else may lead to some by way of PyTorch alone.
+
+    Looked for by type: lazy proxies are not touched.
+    """
+    everything = gc.get_objects()
+    kinds = set(map(type, everything))
+    tensors, nodes = ({kind for kind in kinds if test(kind)} for test in (torch.is_tensor, torch.is_node))
+    found = [item for item in everything if type(item) in tensors and walk.number(item) is None]
+    nameless = [item for item in found if walk.lies_on_a_device(item)]
+    # The same memory may also be held by the graph of a tensor on the host, say.
+    routes = [item for item in found if torch.leads_on(item)]
+    routes += [item for item in everything if type(item) in nodes and walk.number(item) is None]
+    return nameless, routes
+
+
+def _shared(notebook: Notebook, walk: Walk, torch: Torch, known: dict[int, Any]) -> list[Any]:
+    """Return what was reached, leads to device memory or is an error, and has holders that were not reached."""
+    errors = (walk.number(error) for error in notebook.exceptions())
+    ends = {*walk.located, *(number for number in errors if number is not None)}
+    items = [walk.objects[number] for number in leading_down(walk, ends)]
+    holders = [*walk.objects, *(item for key, item in known.items() if key not in walk.numbers)]
+    return surplus(items, references(holders, set(map(id, items))), torch, ours=2)  # the walk's list, and this one
+
+
+def _may_own(torch: Torch, item: Any) -> bool:
+    """Whether a person would call garbage by this object's type: by an instance of a class, not by a dict in it."""
+    kind = type(item)
+    if torch.is_tensor(kind) or torch.is_node(kind):
+        return False
+    return kind.__module__ not in {"builtins", "collections"} and not issubclass(kind, type)
