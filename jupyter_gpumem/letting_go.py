@@ -51,7 +51,7 @@ def free(
     wanted = (errors, outputs, cycles, cache)
     if dry_run:
         return _rehearsal(notebook, wanted)
-    names, kept_errors = _found(notebook)
+    names, kept_errors, complete = _found(notebook, outputs=outputs)
     steps: list[ReleaseStep] = []
 
     def take(step: str, what: str, act: Callable[[], object], already: tuple[int, int] = (0, 0)) -> None:
@@ -81,17 +81,25 @@ def free(
         allocated=allocated,
         reserved=reserved,
         kept=_kept(survey(notebook)),
-        notes=_notes(notebook),
+        notes=(*_notes(notebook, errors=errors), *(() if complete else (_INCOMPLETE,))),
     )
 
 
-def _found(notebook: Notebook) -> tuple[list[str], list[BaseException]]:
-    """Return the outputs that hold device memory, and the exceptions that the user's own variables hold."""
+def _found(notebook: Notebook, *, outputs: bool) -> tuple[list[str], list[BaseException], bool]:
+    """Return the outputs that hold device memory, the exceptions that others hold too, and whether that is all.
+
+    Others are the user's variables, modules, and whoever else but the session itself; and the outputs that stay.
+    A search that ended at its budget may not have come to who holds an exception: then it counts as held.
+    """
     found = survey(notebook)
     walk, roots = found.ranking.walk, found.ranking.roots
     names = _outputs(found)
-    users = walk.reachable(number for root in roots if root.kind == "variable" for number in root.items)
-    return names, [error for error in notebook.exceptions() if walk.number(error) in users]
+    if not found.complete:
+        return names, notebook.exceptions(), False
+    going = {*names} if outputs else set()
+    others = (root for root in roots if root.kind not in {"error", "cycle"} and root.name not in going)
+    held = walk.reachable(number for root in others for number in root.items)
+    return names, [error for error in notebook.exceptions() if walk.number(error) in held], True
 
 
 def _outputs(found: Survey) -> list[str]:
@@ -156,7 +164,14 @@ def _rehearsal(notebook: Notebook, wanted: tuple[bool, bool, bool, bool]) -> Rel
     if cache:
         steps.append(ReleaseStep("unused cache", "segments without live tensors now", 0, _returnable()))
     allocated, reserved = _levels()
-    return Released(tuple(steps), rehearsal=True, allocated=allocated, reserved=reserved, kept=_kept(found))
+    return Released(
+        tuple(steps),
+        rehearsal=True,
+        allocated=allocated,
+        reserved=reserved,
+        kept=_kept(found),
+        notes=() if found.complete else (_INCOMPLETE,),
+    )
 
 
 def _returnable() -> int:
@@ -170,7 +185,10 @@ def _kept(found: Survey) -> tuple[Holder, ...]:
     return tuple(sorted(lines, key=lambda holder: -holder.allocated)[:_MOST_KEPT])
 
 
-def _notes(notebook: Notebook) -> tuple[str, ...]:
-    """Say what could not be let go of."""
-    still = [type(error).__name__ for error in notebook.exceptions()]
+def _notes(notebook: Notebook, *, errors: bool) -> tuple[str, ...]:
+    """Say what was asked for and could not be let go of."""
+    still = [type(error).__name__ for error in notebook.exceptions()] if errors else []
     return (f"{still[0]} is still kept by the notebook.",) if still else ()
+
+
+_INCOMPLETE = "The search ended at its budget: an error keeps its traceback, since a variable of yours may hold it."

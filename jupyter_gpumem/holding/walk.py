@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from .edges import ATOMS, Edges, is_a
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jupyter_gpumem.devices import Backend
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 BUDGET = 1_000_000
 """Objects looked at by default: 1 to 2 s of work."""
+
+_HUGE = 10_000
+"""Children of one object that are looked at in turn with those of other such objects."""
+
+_NONE: list[int] = []
+"""The children of what has none, or was not looked at yet."""
 
 
 class Walk:
@@ -39,7 +46,7 @@ class Walk:
 
     def __init__(self, barred: Iterable[object], backends: Mapping[str, Backend], budget: int = BUDGET) -> None:
         self.objects: list[Any] = []
-        self.children: list[Sequence[int]] = []
+        self.children: list[list[int]] = []
         self.located: dict[int, Location] = {}
         self.complete = True
         self.numbers: dict[int, int] = {}
@@ -92,13 +99,13 @@ class Walk:
                     continue
                 number = numbers[key] = len(objects)
                 objects.append(item)
-                self.children.append(())
+                self.children.append(_NONE)
                 self._waiting.append(number)
             entered.append(number)
         return entered
 
     def expand(self, *, classes: bool = False) -> None:
-        """Reach everything from what was entered.
+        """Reach everything from what was entered, in breadth: a huge container waits until all else was looked at.
 
         Args:
             classes: whether attributes of imported classes are followed too.
@@ -107,17 +114,31 @@ class Walk:
         if classes and not edges.classes:
             edges.classes = True
             waiting.extend(number for number, item in enumerate(objects) if is_a(item, type))
+        huge: deque[tuple[list[int], Iterator[Any]]] = deque()
         with self._torch.undisturbed() if self._torch is not None else contextlib.nullcontext():
-            while waiting:
+            while waiting or huge:
                 if len(objects) > self._budget:
                     self.complete = False
                     waiting.clear()
                     break
+                if not waiting:
+                    those, rest = huge.popleft()
+                    if part := list(itertools.islice(rest, _HUGE)):
+                        those += enter(part)
+                        huge.append((those, rest))
+                    continue
                 number = waiting.popleft()
                 item = objects[number]
                 children_of = edges.way(type(item))
                 if children_of is not None:
-                    children[number] = enter(children_of(item))
+                    found = children_of(item)
+                    rest = iter(found)
+                    part = list(itertools.islice(rest, _HUGE))
+                    if len(part) < _HUGE:
+                        children[number] = enter(part)
+                    else:
+                        those = children[number] = []
+                        huge.append((those, itertools.chain(part, rest)))
                 self._locate(number, item)
 
     def _locate(self, number: int, item: Any) -> None:

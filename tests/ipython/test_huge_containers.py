@@ -1,0 +1,99 @@
+"""Searches with a container that takes more than their budget: what else there is, is found and kept all the same."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+
+import pytest
+
+from jupyter_gpumem import letting_go
+from jupyter_gpumem.holding import survey
+from jupyter_gpumem.units import MiB
+from jupyter_gpumem.virtual import session
+
+torch = pytest.importorskip("torch")
+
+PREPARE = """
+import torch
+def take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')
+def fail():
+    act = take(32)
+    raise ValueError('no')
+"""
+BUDGET = 20_000
+KEEP = "try:\n    fail()\nexcept ValueError as error:\n    {}\nraise"
+
+
+@pytest.fixture
+def gpu(bare, monkeypatch):
+    """Cells with the extension and a virtual GPU of 8 GiB, and searches that end early."""
+    monkeypatch.setattr(letting_go, "survey", functools.partial(survey, budget=BUDGET))
+    gc.collect()
+    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
+    assert bare(PREPARE).error is None
+    yield bare
+    bare.shell.reset(new_session=False)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()
+    session.stop()
+
+
+def test_a_huge_list_hides_no_other_variable(gpu):
+    """Names before and after it, and what is nested in them, are found before the budget goes to its elements."""
+    gpu("first = {'a': [take(1)]}")
+    gpu("import numpy as np\narray = np.empty(100_000, dtype=object); array[:] = [[] for _ in range(100_000)]")
+    gpu("tokens = [[1, 2] for _ in range(100_000)]; more = {n: [n] for n in range(100_000)}")
+    gpu("model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False, device='cuda')); x = take(8)")
+    record = gpu.shell.run_line_magic("gpumem_who", f"-o --budget {BUDGET}")
+    assert not record.complete
+    assert {h.name: h.allocated for h in record.devices[0].holders} == {"first": MiB, "model": 4 * MiB, "x": 8 * MiB}
+    assert "The search ended after" in str(record)
+
+
+def test_what_a_huge_list_holds_is_found_within_the_budget(gpu):
+    """Its elements are looked at in the end, every one."""
+    gpu("tokens = [[1, 2] for _ in range(100_000)] + [take(8)]")
+    record = gpu.shell.run_line_magic("gpumem_who", "-o")
+    assert record.complete
+    assert [(h.name, h.detail, h.allocated) for h in record.devices[0].holders] == [
+        ("tokens", "tokens[100000]", 8 * MiB)
+    ]
+
+
+def test_an_error_of_the_users_is_kept_when_the_search_ends_early(gpu):
+    """Behind a huge list the user's own error may be: it keeps its traceback, and that is said."""
+    gpu("runs = {'n': [[1, 2] for _ in range(100_000)]}; runs['deep'] = [[[[[]]]]]")
+    gpu(KEEP.format("runs['n'].append([error])"))
+    rehearsed = gpu.shell.run_line_magic("gpumem_free", "-o --dry-run")
+    done = gpu.shell.run_line_magic("gpumem_free", "-o")
+    assert gpu["runs"]["n"][-1][0].__traceback__ is not None
+    assert torch.cuda.memory_allocated() == 32 * MiB
+    for record in (rehearsed, done):
+        assert any("The search ended at its budget" in note for note in record.notes)
+
+
+def test_an_error_of_nobodys_is_released_though_the_search_ends_early(gpu):
+    """Nothing of the session's own keeps it, and so it goes; and outputs are found before the list is searched."""
+    gpu("tokens = [[1, 2] for _ in range(100_000)]")
+    gpu("take(8)")
+    gpu("fail()")
+    done = {step.step: step.allocated for step in gpu.shell.run_line_magic("gpumem_free", "-o").steps}
+    assert (done["last error"], done["outputs"]) == (32 * MiB, 8 * MiB)
+    assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("memory", ["fail()", "raise ValueError"])
+def test_an_error_that_a_module_keeps_is_not_the_sessions(gpu, monkeypatch, memory):
+    """A library that collects errors finds them as it left them, whether they hold device memory or not."""
+    library = types.ModuleType("mylib")
+    monkeypatch.setitem(sys.modules, "mylib", library)
+    gpu(f"import mylib\ntry:\n    {memory}\nexcept ValueError as error:\n    mylib.errors = [error]\nraise")
+    gpu("%gpumem_free -q")
+    (error,) = library.errors
+    assert type(error) is ValueError
+    assert error.__traceback__ is not None
