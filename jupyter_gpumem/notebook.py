@@ -52,7 +52,11 @@ class Notebook:
         """Yield the user's own names and what they are bound to."""
         outputs = {id(output.value) for output in self.outputs()}
         for name, value in list(self.names.items()):
-            if name.startswith("__") and name.endswith("__"):
+            if not issubclass(type(name), str):  # anything can be a key of `globals()`
+                yield f"globals()[a {type(name).__name__}]", value
+                continue
+            name = str.__str__(name)  # noqa: PLW2901 - without what a class of the user's does about it
+            if name.startswith("__") and name.endswith("__") and not (self.shell is not None and name in _UNDERSCORES):
                 continue
             if name in self.hidden and self.hidden[name] is value:
                 continue
@@ -67,7 +71,7 @@ class Notebook:
         found: dict[int, Output] = {}
         for place, key, name in self._output_places():
             value = place.get(key)
-            if value is None or isinstance(value, str):
+            if value is None or issubclass(type(value), str):  # `isinstance` would ask a lazy proxy
                 continue
             output = found.setdefault(id(value), Output(value))
             if name not in output.names:
@@ -204,6 +208,10 @@ def _shell() -> Any:
     return find() if find is not None else None
 
 
+_LINKS = tuple(vars(BaseException)[name].__get__ for name in ("__cause__", "__context__"))
+"""What an error was raised from and during, whatever its class says: its own attributes could be properties."""
+
+
 def chained(*errors: BaseException, handled: BaseException | None = None) -> list[BaseException]:
     """Return exceptions with all that they were raised from, during, or group; each once, the given ones first.
 
@@ -212,7 +220,9 @@ def chained(*errors: BaseException, handled: BaseException | None = None) -> lis
         handled: what the caller was handling already when the code began that raised them. Python chains whatever is
             raised meanwhile to it, but it and what belongs to it are the caller's, and left out.
     """
-    group: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+    # Python 3.11's own, or the package's for Python 3.10.
+    group: Any = getattr(builtins, "BaseExceptionGroup", None)
+    group = group or getattr(sys.modules.get("exceptiongroup"), "BaseExceptionGroup", ())
     others = set() if handled is None else {id(error) for error in chained(handled)}
     found: dict[int, BaseException] = {}
     waiting = list(errors)
@@ -221,10 +231,7 @@ def chained(*errors: BaseException, handled: BaseException | None = None) -> lis
         if id(error) in found or id(error) in others:
             continue
         found[id(error)] = error
-        waiting += [one for one in (error.__cause__, error.__context__) if one is not None]
-        if isinstance(error, group):
-            waiting += error.exceptions
-        # The package of that name, for Python 3.10.
-        elif isinstance(nested := getattr(error, "exceptions", None), tuple):
-            waiting += [one for one in nested if isinstance(one, BaseException)]
+        waiting += [one for one in (link(error) for link in _LINKS) if one is not None]
+        if issubclass(type(error), group):
+            waiting += group.exceptions.__get__(error)
     return list(found.values())

@@ -10,10 +10,11 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from . import garbage, roots
+from .classes import is_a, module_of, name_of
 from .counting import references, surplus
-from .edges import is_a
 from .naming import describe
 from .ranking import Root, leading_down
+from .tensors import attributes_of
 from .upwards import Arrays, leading_to, outsiders
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def beyond_names(notebook: Notebook, walk: Walk, torch: Torch) -> list[Root]:
         return found
     lost = garbage.unreachable(walk, leading)
     gone = {id(item) for item in lost}
-    parts = {id(part) for item in lost if is_a(item, torch.module) for part in vars(item).get("_modules", {}).values()}
+    parts = {id(part) for item in lost if is_a(item, torch.module) for part in _parts(item)}
     for item in lost:
         if _may_own(torch, item):
             module, part = is_a(item, torch.module), id(item) in parts
             rank = _CYCLE_PART if part else _CYCLE if module else _CYCLE_OWNER
-            found.append(Root("cycle", f"garbage: {type(item).__name__}", rank, walk.enter([item])))
+            found.append(Root("cycle", f"garbage: {name_of(type(item))}", rank, walk.enter([item])))
     walk.expand()
     found += [
         Root("cycle", "garbage", _CYCLE_PART, walk.enter([item]))
@@ -80,13 +81,13 @@ def _nameless(walk: Walk, torch: Torch) -> tuple[list[Any], list[Any]]:
     Looked for by type: lazy proxies are not touched.
     """
     everything = gc.get_objects()
-    kinds = set(map(type, everything))
-    tensors, nodes = ({kind for kind in kinds if test(kind)} for test in (torch.is_tensor, torch.is_node))
-    found = [item for item in everything if type(item) in tensors and walk.number(item) is None]
+    kinds = {id(kind): kind for kind in map(type, everything)}
+    tensors, nodes = ({key for key, kind in kinds.items() if test(kind)} for test in (torch.is_tensor, torch.is_node))
+    found = [item for item in everything if id(type(item)) in tensors and walk.number(item) is None]
     nameless = [item for item in found if walk.lies_on_a_device(item)]
     # The same memory may also be held by the graph of a tensor on the host, say.
     routes = [item for item in found if torch.leads_on(item)]
-    routes += [item for item in everything if type(item) in nodes and walk.number(item) is None]
+    routes += [item for item in everything if id(type(item)) in nodes and walk.number(item) is None]
     return nameless, routes
 
 
@@ -95,8 +96,15 @@ def _shared(notebook: Notebook, walk: Walk, torch: Torch, known: dict[int, Any])
     errors = (walk.number(error) for error in notebook.exceptions())
     ends = {*walk.located, *(number for number in errors if number is not None)}
     items = [walk.objects[number] for number in leading_down(walk, ends)]
-    holders = [*walk.objects, *(item for key, item in known.items() if key not in walk.numbers)]
-    return surplus(items, references(holders, set(map(id, items))), torch, ours=2)  # the walk's list, and this one
+    others = [item for key, item in known.items() if key not in walk.numbers]
+    seen = references([*walk.objects, *others], set(map(id, items)))
+    return surplus(items, seen, torch, ours=2)  # the walk's list, and this one
+
+
+def _parts(module: Any) -> list[Any]:
+    """Return the modules that are part of a module."""
+    modules = (attributes_of(module) or {}).get("_modules")
+    return list(dict.values(modules)) if modules is not None and is_a(modules, dict) else []
 
 
 def _may_own(torch: Torch, item: Any) -> bool:
@@ -104,4 +112,4 @@ def _may_own(torch: Torch, item: Any) -> bool:
     kind = type(item)
     if torch.is_tensor(kind) or torch.is_node(kind):
         return False
-    return kind.__module__ not in {"builtins", "collections"} and not issubclass(kind, type)
+    return module_of(kind) not in {"builtins", "collections"} and not issubclass(kind, type)

@@ -212,7 +212,7 @@ def _note_on_views(ranking: Ranking, storage: Storage) -> str | None:
     if torch is None or not all(torch.is_tensor(type(tensor)) for tensor in tensors):
         return None
     with torch.undisturbed():
-        if not all(tensor.layout is torch.strided for tensor in tensors):
+        if not all(map(torch.is_strided, tensors)):
             return None
         used = max(torch.used_bytes(tensor) for tensor in tensors)
     share = used / storage.allocated

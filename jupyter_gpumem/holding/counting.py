@@ -7,8 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .edges import elements_of
-from .tensors import ndarray_types
+from .edges import elements_of, holds_objects
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -30,9 +29,8 @@ def references(items: list[Any], wanted: Container[int]) -> Counter[int]:
     seen: Counter[int] = Counter()
     for found in referents(items):
         seen.update(filter(wanted.__contains__, map(id, found)))
-    kinds = ndarray_types()
     for item in items:
-        if type(item) in kinds:
+        if holds_objects(item):
             seen.update(filter(wanted.__contains__, map(id, elements_of(item))))
     return seen
 

@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import types
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import tensors
+from .classes import is_a, module_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Children: TypeAlias = "Callable[[Any], Iterable[Any]]"
 
-ATOMS: frozenset[type] = frozenset(
-    {
-        bool,
-        bytearray,
-        bytes,
-        complex,
-        float,
-        int,
-        memoryview,
-        range,
-        slice,
-        str,
-        type(None),
-        type(Ellipsis),
-        type(NotImplemented),
-        types.CodeType,
-        types.ModuleType,
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.ClassMethodDescriptorType,
-    }
+ATOMS = frozenset(
+    map(
+        id,
+        {
+            bool,
+            bytearray,
+            bytes,
+            complex,
+            float,
+            int,
+            memoryview,
+            range,
+            slice,
+            str,
+            type(None),
+            type(Ellipsis),
+            type(NotImplemented),
+            types.CodeType,
+            types.ModuleType,
+            types.GetSetDescriptorType,
+            types.MemberDescriptorType,
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.ClassMethodDescriptorType,
+        },
+    )
 )
-"""Types whose instances hold nothing that could lead to device memory, but through a whole module."""
-
-
-def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:
-    """Whether an object is of a type. Unlike `isinstance`, this does not ask the object: a lazy proxy stays asleep."""
-    return issubclass(type(item), kinds)
+"""The ids of types whose instances hold nothing that could lead to device memory, but through a whole module."""
 
 
 def task_type() -> Any:
@@ -62,15 +62,16 @@ class Edges:
 
     def __init__(self) -> None:
         self.classes = False
-        self._ways: dict[type, Children | None] = dict.fromkeys(ATOMS)
+        # By the ids of the types: a class whose metaclass compares it has no hash. Every one lives as long as the walk.
+        self._ways: dict[int, Children | None] = dict.fromkeys(ATOMS)
         self._torch = tensors.view_of_torch()
 
     def way(self, kind: type) -> Children | None:
         """Return the function that lists the children of a type's objects; `None` if they have none."""
         try:
-            return self._ways[kind]
+            return self._ways[id(kind)]
         except KeyError:
-            found = self._ways[kind] = self._find(kind)
+            found = self._ways[id(kind)] = self._find(kind)
             return found
 
     def _find(self, kind: type) -> Children | None:
@@ -84,8 +85,8 @@ class Edges:
             return _of_function
         if issubclass(kind, types.FrameType):
             return _of_frame
-        if kind in tensors.ndarray_types():
-            return elements_of
+        if issubclass(kind, tensors.ndarray_types()):
+            return self._of_array
         return gc.get_referents
 
     def between(self, item: Any) -> list[Any]:
@@ -101,8 +102,11 @@ class Edges:
             return []
         return [container for container in found if container is not None]
 
+    def _of_array(self, array: Any) -> Iterable[Any]:
+        return itertools.chain(gc.get_referents(array), elements_of(array))
+
     def _of_class(self, kind: type) -> Iterable[Any]:
-        if self.classes or kind.__module__ == "__main__":
+        if self.classes or module_of(kind) == "__main__":
             return [value for value in gc.get_referents(kind) if type(value) is not tuple]
         return ()
 
@@ -122,11 +126,19 @@ def _of_frame(frame: types.FrameType) -> list[Any]:
     ]
 
 
+def holds_objects(item: Any) -> bool:
+    """Whether an object is an array of NumPy's, or of a class that inherits from it, with objects as elements."""
+    kinds = tensors.ndarray_types()
+    return issubclass(type(item), kinds) and kinds[0].dtype.__get__(item).hasobject
+
+
 def elements_of(array: Any) -> Iterable[Any]:
     """Return the elements of a NumPy array of objects, which the garbage collector does not see."""
-    if not array.dtype.hasobject:
+    if not holds_objects(array):
         return ()
-    elements: Iterable[Any] = array.flat if array.dtype == object else array.tolist()
+    (kind,) = tensors.ndarray_types()
+    plain = kind.dtype.__get__(array).names is None  # otherwise some of its fields are objects
+    elements: Iterable[Any] = kind.flat.__get__(array) if plain else kind.tolist(array)
     return elements
 
 
@@ -146,7 +158,9 @@ def local_names(frame: types.FrameType) -> dict[str, Any]:
     again unless somebody else has it too.
     """
     found = frame.f_locals
-    names = dict(found)
+    if not is_a(found, dict):
+        return {}  # any mapping may be the namespace of a class, and reading it runs its code
+    names = dict.copy(found)
     if namespace_of(frame) is None and type(found) is dict and sys.getrefcount(found) <= _OURS_ALONE:
         found.clear()
     return names
@@ -159,4 +173,6 @@ def function_name(function: Any) -> str:
     """Return how a function, a bound method, a partial or a cached function is called."""
     while is_a(function, (functools.partial, types.MethodType)):
         function = function.func if is_a(function, functools.partial) else function.__func__
-    return str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
+    if is_a(function, (types.FunctionType, types.BuiltinFunctionType)):
+        return str(function.__qualname__).replace("<locals>.", "")
+    return name_of(function if is_a(function, type) else type(function))

@@ -9,14 +9,19 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .edges import function_name, is_a, local_names, task_type
-from .tensors import attributes_of, namespace_of_class, ndarray_types, view_of_torch
+from .classes import is_a, mro_of, name_of, namespace_of_class
+from .edges import function_name, local_names, task_type
+from .tensors import attributes_of, ndarray_types, view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from .tensors import Torch
+
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _PLAIN = (type(None), int, str, bytes, float, bool)
+_SEQUENCES = (list, tuple, deque)
+_CACHED = type(functools.lru_cache(len))
 _LONGEST_KEY = 40
 _MOST_ELEMENTS = 200_000
 """Elements of a container that are searched for the one that leads on."""
@@ -28,15 +33,16 @@ def describe(item: Any) -> str:
     kind = type(item)
     if torch is not None and torch.is_tensor(kind):
         with torch.undisturbed():
-            dtype = str(item.dtype).removeprefix("torch.")
-            return f"{dtype} {'Parameter' if kind.__name__ == 'Parameter' else 'tensor'} of shape {tuple(item.shape)}"
-    if kind in {list, tuple, dict, set, deque}:
-        return f"{kind.__name__} of {len(item)}"
-    if kind in ndarray_types():
-        return f"array of shape {tuple(item.shape)}"
+            dtype = str(torch.read(item, "dtype")).removeprefix("torch.")
+            noun = "Parameter" if name_of(kind) == "Parameter" else "tensor"
+            return f"{dtype} {noun} of shape {tuple(torch.read(item, 'shape'))}"
+    if any(kind is one for one in (list, tuple, dict, set, deque)):
+        return f"{name_of(kind)} of {len(item)}"
+    if issubclass(kind, ndarray_types()):
+        return f"array of shape {ndarray_types()[0].shape.__get__(item)}"
     if is_a(item, types.FunctionType):
         return f"function {function_name(item)}"
-    return kind.__name__
+    return name_of(kind)
 
 
 def name_in(namespace: Mapping[str, Any], item: Any, module: str) -> str:
@@ -77,7 +83,7 @@ class _Writer:
             return
         if torch is not None and torch.is_node(type(parent)):
             if not is_a(child, (dict, tuple, list)):
-                self.text += f", saved by {type(parent).__name__}"
+                self.text += f", saved by {name_of(type(parent))}"
             return
         if is_a(parent, dict):
             self._key(parent, child, owner)
@@ -86,7 +92,7 @@ class _Writer:
         else:
             self._other(parent, child)
 
-    def _key(self, parent: Mapping[Any, Any], child: Any, owner: Any) -> None:
+    def _key(self, parent: dict[Any, Any], child: Any, owner: Any) -> None:
         key = _key_of(parent, child)
         if owner is not None and is_a(key, str):
             self._attribute(owner, key, child)
@@ -94,7 +100,7 @@ class _Writer:
             self._owner = owner  # a dict of dicts, one for each thread
         elif key is _NONE:
             self.text += " (a key)"
-        elif is_a(key, _PLAIN):
+        elif any(type(key) is kind for kind in _PLAIN):
             self.text += f"[{key!r:.{_LONGEST_KEY}}]"
         else:
             self.text += f"[{_label(key)}]"
@@ -106,7 +112,7 @@ class _Writer:
             self.text += f".{name}"
 
     def _other(self, parent: Any, child: Any) -> None:  # noqa: C901 - one case for each kind of object
-        if is_a(parent, (list, tuple, deque)):
+        if is_a(parent, _SEQUENCES):
             self.text += f"[{_index_of(parent, child)}]"
         elif is_a(parent, types.FunctionType):
             self._function(parent, child)
@@ -116,7 +122,7 @@ class _Writer:
             self.text += ".__self__" if child is parent.__self__ else ""
         elif is_a(parent, functools.partial):
             self.text += f" (an argument of partial {function_name(parent)})"
-        elif hasattr(type(parent), "cache_info"):
+        elif is_a(parent, _CACHED):
             self.text += " (a cached result)"
         elif is_a(parent, types.FrameType):
             self._local(parent, child)
@@ -132,7 +138,7 @@ class _Writer:
             return
         elif is_a(parent, threading.local):
             self._owner = parent
-        elif type(parent) in ndarray_types():
+        elif is_a(parent, ndarray_types()):
             self.text += f"[{_position(parent, child)}]"
         elif is_a(parent, (set, frozenset)):
             self.text += " (an element)"
@@ -145,14 +151,15 @@ class _Writer:
             self._attribute(parent, name, child)
         elif self._torch is not None and self._torch.is_tensor(type(parent)):
             with self._torch.undisturbed():
-                self.text += self._part(parent, child)
+                self.text += self._part(self._torch, parent, child)
         elif not is_a(child, type):
-            self.text += f" (in a {type(parent).__name__})"
+            self.text += f" (in a {name_of(type(parent))})"
 
-    def _part(self, tensor: Any, child: Any) -> str:
-        if tensor._base is child:
+    def _part(self, torch: Torch, tensor: Any, child: Any) -> str:
+        if torch.read(tensor, "_base") is child:
             return " (a view)"
-        return ".grad" if tensor.is_leaf and tensor.grad is child else " (a part of it)"
+        is_grad = torch.read(tensor, "is_leaf") and torch.read(tensor, "grad") is child
+        return ".grad" if is_grad else " (a part of it)"
 
     def _function(self, function: types.FunctionType, child: Any) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
@@ -174,8 +181,8 @@ class _None:
 _NONE = _None()
 
 
-def _key_of(mapping: Mapping[Any, Any], child: Any) -> Any:
-    for count, (key, value) in enumerate(mapping.items()):
+def _key_of(mapping: dict[Any, Any], child: Any) -> Any:
+    for count, (key, value) in enumerate(dict.items(mapping)):
         if value is child:
             return key
         if count > _MOST_ELEMENTS:
@@ -184,7 +191,8 @@ def _key_of(mapping: Mapping[Any, Any], child: Any) -> Any:
 
 
 def _index_of(sequence: Any, child: Any) -> int | str:
-    for index, item in enumerate(sequence):
+    kind = next(kind for kind in _SEQUENCES if is_a(sequence, kind))
+    for index, item in enumerate(kind.__iter__(sequence)):
         if item is child:
             return index
         if index > _MOST_ELEMENTS:
@@ -193,10 +201,11 @@ def _index_of(sequence: Any, child: Any) -> int | str:
 
 
 def _position(array: Any, child: Any) -> str:
-    for index, item in enumerate(array.flat):
+    (kind,) = ndarray_types()
+    for index, item in enumerate(kind.flat.__get__(array)):
         if item is child:
             position = []
-            for length in reversed(array.shape):
+            for length in reversed(kind.shape.__get__(array)):
                 index, rest = divmod(index, length)  # noqa: PLW2901
                 position.append(rest)
             return ", ".join(map(str, reversed(position)))
@@ -208,11 +217,9 @@ def _position(array: Any, child: Any) -> str:
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes an instance stores, without running a property."""
     yield from list((attributes_of(item) or {}).items())
-    for kind in type(item).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            descriptor = vars(kind).get(name)
-            if isinstance(descriptor, types.MemberDescriptorType):
+    for kind in mro_of(type(item)):
+        for name, descriptor in list((namespace_of_class(kind) or {}).items()):
+            if type(descriptor) is types.MemberDescriptorType:
                 try:
                     yield name, descriptor.__get__(item)
                 except AttributeError:
@@ -221,4 +228,4 @@ def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
 
 def _label(key: Any) -> str:
     """Return how a key that is an object is written; its own `repr` is not run."""
-    return f"a {type(key).__name__}"
+    return f"a {name_of(type(key))}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .naming import name_in, path_text
-from .tensors import view_of_torch
+from .tensors import attributes_of, view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -142,11 +142,12 @@ class Ranking:
         if torch.is_tensor(kind) and torch.is_node(type(item)):
             return _GRAPH, "graph"
         if torch.optimizer is not None and issubclass(kind, torch.optimizer):
-            self._states.add(id(parent.state))
-            return (_BORROWED if item is parent.param_groups else _STEP), ""
+            names = attributes_of(parent) or {}
+            self._states.add(id(names.get("state")))
+            return (_BORROWED if item is names.get("param_groups") else _STEP), ""
         if id(parent) in self._states and torch.is_tensor(type(item)):
             return _BORROWED, ""  # the parameter is the key of its own state
-        if issubclass(kind, torch.module) and any(item is vars(parent).get(name) for name in _HOOKS):
+        if issubclass(kind, torch.module) and any(item is (attributes_of(parent) or {}).get(name) for name in _HOOKS):
             return _HOOK, "hook"
         return _STEP, ""
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.notebook import LAST_ERROR
 
-from .edges import is_a, local_names, namespace_of, task_type
+from .classes import is_a
+from .edges import local_names, namespace_of, task_type
 from .ranking import Root
 from .tensors import attributes_of
 
@@ -146,4 +147,5 @@ def _running(notebook: Notebook) -> Iterator[tuple[FrameType, str]]:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY
+    name = dict.get(frame.f_globals, "__name__")
+    return type(name) is str and name.partition(".")[0] in _MACHINERY

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import traceback
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from jupyter_gpumem.arguments import check_whole, shown
@@ -18,6 +20,7 @@ from jupyter_gpumem.records import Holders
 from . import garbage, roots
 from .beyond import beyond_names
 from .books import Ledger, close_books, storage_holders
+from .classes import is_a
 from .ranking import Ranking
 from .tensors import attributes_of, view_of_torch
 from .walk import BUDGET, Walk
@@ -44,10 +47,22 @@ def leaving_nothing(search: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return search(*args, **kwargs)
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)
+            _clear(error)
             raise
 
     return searching
+
+
+def _clear(error: BaseException) -> None:
+    """Empty the frames of an error, and what nested functions of ours share: a frame keeps its function's closure."""
+    step = error.__traceback__.tb_next if error.__traceback__ is not None else None  # not the frame that catches it
+    while step is not None:
+        if step.tb_frame.f_globals.get("__package__") == __package__:
+            functions = (one for one in gc.get_referents(step.tb_frame) if is_a(one, FunctionType))
+            for cell in [cell for function in functions for cell in function.__closure__ or ()]:
+                cell.cell_contents = None
+        step = step.tb_next
+    traceback.clear_frames(error.__traceback__)
 
 
 @dataclass(slots=True, eq=False)

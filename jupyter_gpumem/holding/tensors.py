@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_gpumem.devices import loaded_torch
 
+from .classes import has
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -26,7 +28,7 @@ class Location(NamedTuple):
     nbytes: int
 
 
-def ndarray_types() -> tuple[type, ...]:
+def ndarray_types() -> tuple[Any, ...]:
     """Return NumPy's array type, once somebody has imported it."""
     found = getattr(sys.modules.get("numpy"), "ndarray", None)
     return () if found is None else (found,)
@@ -49,6 +51,8 @@ class Torch:
         optim = sys.modules.get("torch.optim")
         self.optimizer: type | None = getattr(optim, "Optimizer", None)
         self._storages = (torch.UntypedStorage,)
+        # By the ids of types, which are kept alive: a class whose metaclass compares it has no hash.
+        self._nodes: dict[int, tuple[bool, type]] = {}
         self._saved: dict[type, tuple[str, ...]] = {}
         # What was saved can be asked for without unpacking it in newer versions of PyTorch only.
         self._shows_data = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
@@ -79,18 +83,30 @@ class Torch:
 
     def is_node(self, kind: type) -> bool:
         """Whether a type's objects are the nodes of autograd graphs."""
-        return hasattr(kind, "next_functions") and hasattr(kind, "_register_hook_dict")
+        known = self._nodes.get(id(kind))
+        if known is None:
+            known = has(kind, "next_functions") and has(kind, "_register_hook_dict"), kind
+            self._nodes[id(kind)] = known
+        return known[0]
+
+    def read(self, tensor: Any, name: str) -> Any:
+        """Return an attribute of a tensor as PyTorch knows it, whatever its class does about it."""
+        return getattr(self.tensor, name).__get__(tensor)
+
+    def ask(self, tensor: Any, name: str) -> Any:
+        """Return what a method of PyTorch's says of a tensor, whatever its class does about it."""
+        return getattr(self.tensor, name)(tensor)
 
     def storage_of(self, item: Any) -> Any:
         """Return the storage of a tensor; a storage itself."""
-        return item if self.is_storage(type(item)) else item.untyped_storage()
+        return item if self.is_storage(type(item)) else self.ask(item, "untyped_storage")
 
     def locate(self, item: Any) -> Location | None:
         """Return where the storage of a tensor (or a storage itself) lies; `None` if there is no memory behind it."""
         with contextlib.suppress(*_UNUSABLE):
             storage = self.storage_of(item)
-            device = item.device
-            if storage.device.type == "meta":  # a FakeTensor says otherwise of itself
+            device = storage.device
+            if device.type == "meta":
                 return None
             nbytes = storage.nbytes()
             if nbytes:
@@ -100,13 +116,14 @@ class Torch:
     def base_of(self, tensor: Any) -> Any:
         """Return the tensor that a tensor is a view of, or `None`."""
         with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
-            return tensor._base
+            return self.read(tensor, "_base")
         return None
 
     def leads_on(self, tensor: Any) -> bool:
         """Whether a tensor leads to others that Python does not see: its base, its graph, the parts of a sparse one."""
         with self.undisturbed(), contextlib.suppress(*_UNUSABLE):
-            return tensor.layout is not self.strided or tensor._base is not None or tensor.grad_fn is not None
+            names = ("_base", "grad_fn")
+            return not self.is_strided(tensor) or any(self.read(tensor, name) is not None for name in names)
         return False
 
     def own_references(self, item: Any) -> int:
@@ -127,21 +144,25 @@ class Torch:
         owner.grad = probe
         return sys.getrefcount(probe) > before
 
+    def is_strided(self, tensor: Any) -> bool:
+        """Whether a tensor lies in one storage, and is not made of others as a sparse one is."""
+        return self.read(tensor, "layout") is self.strided
+
     def used_bytes(self, tensor: Any) -> int:
         """Return how many bytes of its storage a tensor uses at most."""
-        return int(tensor.numel() * tensor.element_size())
+        return int(self.ask(tensor, "numel") * self.ask(tensor, "element_size"))
 
     def _of_tensor(self, tensor: Any) -> list[Any]:
-        found = gc.get_referents(tensor)
+        found, read = gc.get_referents(tensor), self.read
         with contextlib.suppress(*_UNUSABLE):
-            found.append(tensor._base)
+            found.append(read(tensor, "_base"))
         with contextlib.suppress(*_UNUSABLE):
-            if tensor.is_leaf or tensor.retains_grad:
-                found.append(tensor.grad)
+            if read(tensor, "is_leaf") or read(tensor, "retains_grad"):
+                found.append(read(tensor, "grad"))
         with contextlib.suppress(*_UNUSABLE):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                found.append(tensor.grad_fn)
-        if tensor.layout is not self.strided:
+            if read(tensor, "requires_grad") and (node := read(tensor, "grad_fn")) is not None:
+                found.append(node)
+        if not self.is_strided(tensor):
             found += self._parts(tensor)
         return found
 
@@ -149,7 +170,7 @@ class Torch:
         """Yield the tensors that a sparse one is made of."""
         for name in ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices", "values"):
             with contextlib.suppress(*_UNUSABLE):
-                yield getattr(tensor, name)()
+                yield self.ask(tensor, name)
 
     def _of_node(self, node: Any) -> list[Any]:
         found = gc.get_referents(node)
@@ -197,17 +218,6 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return found if type(found) is dict else None
-
-
-def namespace_of_class(kind: Any) -> dict[str, Any] | None:
-    """Return the dict in which a class keeps its attributes, with no code of its metaclass run; `None` for no class."""
-    if not issubclass(type(kind), type):
-        return None
-    (found,) = gc.get_referents(_view_of_class(kind))
-    return found if type(found) is dict else None
-
-
-_view_of_class = vars(type)["__dict__"].__get__
 
 
 def values_of(item: Any) -> list[Any]:

@@ -17,8 +17,9 @@ import types
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from .classes import is_a, module_of, name_of
 from .counting import references, referents, surplus
-from .edges import ATOMS, elements_of, is_a, task_type
+from .edges import ATOMS, elements_of, holds_objects, task_type
 from .tensors import attributes_of, ndarray_types
 
 if TYPE_CHECKING:
@@ -54,24 +55,25 @@ class Arrays:
     @functools.cached_property
     def by_element(self) -> dict[int, list[Any]]:
         """The arrays by the ids of their elements."""
-        kinds = ndarray_types()
         found: dict[int, list[Any]] = {}
-        if not kinds:
+        if not ndarray_types():
             return found
         waiting: dict[int, Any] = {}
         for those in referents(gc.get_objects()):
-            if not set(map(type, those)).isdisjoint(kinds):
-                waiting |= {id(item): item for item in those if type(item) in kinds and item.dtype.hasobject}
+            kinds = {id(kind): kind for kind in map(type, those)}
+            arrays = {key for key, kind in kinds.items() if issubclass(kind, ndarray_types())}
+            if arrays:
+                waiting |= {id(item): item for item in those if id(type(item)) in arrays and holds_objects(item)}
         seen = set(waiting)
         while waiting:
             _, array = waiting.popitem()
             if id(array) in self.reached:
                 continue
             for element in elements_of(array):
-                if type(element) in ATOMS:
+                if id(type(element)) in ATOMS:
                     continue
                 found.setdefault(id(element), []).append(array)
-                if type(element) in kinds and element.dtype.hasobject and id(element) not in seen:
+                if id(element) not in seen and holds_objects(element):
                     seen.add(id(element))
                     waiting[id(element)] = element
         return found
@@ -174,19 +176,13 @@ def _is_named_by_its_module(item: Any) -> bool:
     if is_a(item, types.FunctionType):
         module, name = item.__module__, item.__name__
     elif is_a(item, type):
-        try:
-            module, name = _module_of(item), _name_of(item)
-        except AttributeError:
-            return False
+        module, name = module_of(item), name_of(item)
     else:
         return False
     if type(module) is not str or module == "__main__":
         return False
     names = attributes_of(sys.modules.get(module))
     return names is not None and names.get(name) is item
-
-
-_module_of, _name_of = (vars(type)[name].__get__ for name in ("__module__", "__name__"))
 
 
 def _running_frames() -> set[int]:

@@ -7,7 +7,8 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .edges import ATOMS, Edges, is_a
+from .classes import is_a
+from .edges import ATOMS, Edges
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Walk:
         self._edges = Edges()
         self._waiting: deque[int] = deque()
         self._only: Mapping[int, Any] | None = None
-        self._passing: dict[type, bool] = {}
+        self._passing: dict[int, bool] = {}
 
     def number(self, item: object) -> int | None:
         """Return the number of an object that was reached."""
@@ -79,18 +80,18 @@ class Walk:
 
     def _passes(self, kind: type) -> bool:
         """Whether a type's objects are entered though no Python object leads from them to what is looked for."""
-        found = self._passing.get(kind)
+        found = self._passing.get(id(kind))
         if found is None:
             torch = self._torch
             found = torch is not None and (torch.is_tensor(kind) or torch.is_node(kind) or torch.is_storage(kind))
-            self._passing[kind] = found
+            self._passing[id(kind)] = found
         return found
 
     def enter(self, found: Iterable[Any]) -> list[int]:
         """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`."""
         numbers, objects, only, entered = self.numbers, self.objects, self._only, []
         for item in found:
-            if type(item) in ATOMS:
+            if id(type(item)) in ATOMS:
                 continue
             key = id(item)
             number = numbers.get(key)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyter_gpumem.holding.books import reservation_name
-from jupyter_gpumem.holding.edges import is_a
+from jupyter_gpumem.holding.classes import is_a
 from jupyter_gpumem.records import OomAction
 from jupyter_gpumem.units import format_bytes
 
