@@ -308,10 +308,12 @@ class _Search:
             if found is None or found[1].family == "host":
                 note_loss(failure)
                 raise
+            message = str(found[0])
+            del found  # or the search would take it for one who holds the error
             if size == 1:
                 self.oom = explain_error(failure, released=True, handled=handled)
             release_frames(failure, handled)
-            return str(found[0])
+            return message
         return None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_KEPT = 5
 
 
-@leaving_nothing
+@leaving_nothing()
 def free(
     *,
     errors: bool = True,

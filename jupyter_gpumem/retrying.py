@@ -134,11 +134,13 @@ class Retry:
         found = find_oom(error, handled)
         if found is None or found[1].family == "host":
             return None
+        cause, text = found
+        del found  # or the search would take it for one who holds the error
         if number > self._max_retries:
             explain(error, handled)
             return None
         release_frames(error, handled)
-        return found[1], str(found[0])
+        return text, str(cause)
 
     def _prepare(self, number: int, text: OomText, message: str) -> None:
         __tracebackhide__ = True

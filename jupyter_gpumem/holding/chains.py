@@ -36,7 +36,7 @@ class _Shared:
             self.largest, self.number = allocated, number
 
 
-@leaving_nothing
+@leaving_nothing()
 def chain(name: str, notebook: Notebook | None = None, *, budget: int = BUDGET) -> Chain:
     """Return what keeps the memory of a name alive: of a variable, or of a local name of the last error's frames.
 

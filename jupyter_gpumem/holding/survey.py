@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
 import sys
 import traceback
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from jupyter_gpumem.arguments import check_whole, shown
 from jupyter_gpumem.control.reservation import RESERVATIONS
@@ -26,31 +26,24 @@ from .tensors import attributes_of, view_of_torch
 from .walk import BUDGET, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from jupyter_gpumem.devices import Backend
 
     from .books import Storage
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
-
-def leaving_nothing(search: Callable[_P, _T]) -> Callable[_P, _T]:
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
     """Let an error that ends a search keep nothing alive: its frames would hold every object that was found.
 
     A refused name or Ctrl-C is the session's last error, and would keep a variable that is deleted next.
     """
-
-    @functools.wraps(search)
-    def searching(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return search(*args, **kwargs)
-        except BaseException as error:
-            _clear(error)
-            raise
-
-    return searching
+    try:
+        yield
+    except BaseException as error:
+        _clear(error)
+        raise
 
 
 def _clear(error: BaseException) -> None:
@@ -158,7 +151,7 @@ def _barred(notebook: Notebook) -> list[object]:
     return barred + [names for names in map(attributes_of, (*barred, *sys.modules.values())) if names is not None]
 
 
-@leaving_nothing
+@leaving_nothing()
 def holders(devices: Iterable[int | str] | int | str | None = None, *, budget: int = BUDGET) -> Holders:
     """Return who holds the memory of each device: variables, outputs, the last error, graphs, and what nobody shows.
 

@@ -92,9 +92,11 @@ def explain_error(
     if found is None:
         return None
     cause, text = found
+    del found  # or the search would take it for one who holds the error, whose frames it looks for
     known: OomExplanation | None = getattr(cause, EXPLANATION, None)
     if known is None:
-        known = _explain(text, _state(text), cause, released=released, search=search)
+        with leaving_nothing():
+            known = _explain(text, _state(text), cause, released=released, search=search)
         observer.forget()  # not before: an explanation that was interrupted can begin again
         vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
@@ -120,7 +122,6 @@ def _belongs(state: OomState, text: OomText) -> bool:
     return near and text.device in {None, state.device.index}
 
 
-@leaving_nothing
 def _explain(
     text: OomText,
     seen: tuple[OomState, str] | None,
