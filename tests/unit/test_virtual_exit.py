@@ -116,6 +116,56 @@ model(x).sum().backward()
 session.stop()
 torch.nn.Linear(3, 3)(torch.ones(1, 3)).sum().backward()
 """,
+    "what was compiled before": """
+session.stop()
+count = torch._dynamo.utils.counters["frames"]
+layer, other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+other.compile(backend="eager")
+whole = torch.compile(torch.nn.Linear(8, 8), backend="eager", fullgraph=True)
+compiled = torch.compile(layer, backend="eager")
+compiled(torch.ones(2, 8))
+gpu, ran = session.start("T4"), count["ok"]
+x = torch.ones(2, 8, device="cuda")
+for run in (compiled, other, whole, torch._dynamo.optimize("eager")(layer)):
+    run.cuda()(x).sum()
+assert count["ok"] == ran == 1 and "torch.compile()" in str(*gpu.notes), (count, *gpu.notes)
+session.stop()
+torch.compile(torch.nn.Linear(8, 8), backend="eager")(torch.ones(2, 8))
+assert count["ok"] == 2, count
+""",
+    "nested tensors": """
+rows = [torch.ones(2, 8), torch.ones(4, 8)]
+nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
+result = model(nested)
+assert result.device == torch.device("cuda", 0)
+result.values().sum().backward()
+values = torch.randn(6, 8, device="cuda", requires_grad=True)
+nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 6], device="cuda"))
+(nested * 2).values().sum().backward()
+assert values.grad.shape == (6, 8)
+""",
+    "a parameter of a subclass": """
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+    def __init__(self, inner):
+        self.inner = inner
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        from torch.utils._pytree import tree_map_only
+        args, kwargs = tree_map_only(Wrapper, lambda one: one.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapper, func(*args, **kwargs))
+weight = torch.nn.Parameter(Wrapper(torch.ones(3, device="cuda")))
+(weight * 2).sum().backward()
+assert weight.device == weight.grad.device == torch.device("cuda", 0)
+""",
+    "exported and traced code": """
+from torch.fx.experimental.proxy_tensor import make_fx
+torch.export.export(model, (x,))
+for mode in ("real", "fake", "symbolic"):
+    make_fx(lambda x: (x * 2).sum(), tracing_mode=mode)(x)
+""",
     "a tensor of a device that is off": """
 session.stop()
 try:

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._dynamo import eval_frame
 from torch.autograd import profiler as autograd_profiler
 
 from jupyter_gpumem.units import MiB
@@ -37,13 +38,7 @@ def install(state: State, patches: Patches) -> None:
     for module in (torch.cuda.memory, torch.cuda):
         patches.set(module, "list_gpu_processes", processes)
 
-    def leave_uncompiled(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return functools.partial(leave_uncompiled, **options)
-        state.note("torch.compile()", "the code as it is, which takes another amount of memory than compiled code")
-        return model
-
-    patches.set(torch, "compile", functools.wraps(torch.compile)(leave_uncompiled))
+    _leave_uncompiled(state, patches)
     plain_profile = autograd_profiler.profile.__init__
 
     @functools.wraps(plain_profile)
@@ -54,6 +49,31 @@ def install(state: State, patches: Patches) -> None:
         plain_profile(self, *args, **options)
 
     patches.set(autograd_profiler.profile, "__init__", profile_host)
+
+
+def _leave_uncompiled(state: State, patches: Patches) -> None:
+    """Let code run as it is, whether it is to be compiled now or was before: Dynamo's guards and graphs ask the device.
+
+    What `torch.compile` returned earlier, and what else enters Dynamo, asks it there what is to be done with a frame.
+    """
+
+    def note() -> None:
+        state.note("torch.compile()", "the code as it is, which takes another amount of memory than compiled code")
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compile_, **options)
+        note()
+        return model
+
+    def compile_no_frame(callback: Any) -> None:
+        if callback not in (None, False):
+            note()
+
+    patches.set(torch, "compile", functools.wraps(torch.compile)(compile_))
+    patches.set(eval_frame, "_callback_from_stance", compile_no_frame)
+    # With another stance, nobody misses the compiled frames of `fullgraph=True`.
+    patches.set(eval_frame, "_stance", eval_frame.DynamoStance("force_eager"))
 
 
 def _refuse(patches: Patches) -> None:
