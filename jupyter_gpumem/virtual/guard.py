@@ -22,19 +22,22 @@ from jupyter_gpumem.errors import UnavailableError
 
 # A device is its type (20) and its index in one byte each; a stream is a device and 8 bytes for its id. Results of up
 # to 16 bytes come back in two registers.
-_FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM, _COUNT = "first device", "given device", "given stream", "count"
+_FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM = "first device", "given device", "given stream"
+_COUNT, _NONE = "count", "none"
 _CODE = {
     "x86_64": {
         _FIRST_DEVICE: "b8 14 00 00 00  c3",  # mov eax, 20; ret
         _GIVEN_DEVICE: "0f b7 c6  31 d2  c3",  # movzx eax, si; xor edx, edx; ret
         _GIVEN_STREAM: "48 89 f0  c3",  # mov rax, rsi; ret, with the id in rdx already
         _COUNT: "b8 10 00 00 00  c3",  # mov eax, 16; ret
+        _NONE: "31 c0  c3",  # xor eax, eax; ret
     },
     "aarch64": {
         _FIRST_DEVICE: "80 02 80 52  c0 03 5f d6",  # mov w0, #20; ret
         _GIVEN_DEVICE: "20 3c 40 92  01 00 80 d2  c0 03 5f d6",  # and x0, x1, #0xffff; mov x1, #0; ret
         _GIVEN_STREAM: "e0 03 01 aa  e1 03 02 aa  c0 03 5f d6",  # mov x0, x1; mov x1, x2; ret
         _COUNT: "00 02 80 52  c0 03 5f d6",  # mov w0, #16; ret
+        _NONE: "00 00 80 52  c0 03 5f d6",  # mov w0, #0; ret
     },
 }
 _METHODS = {
@@ -48,6 +51,8 @@ _METHODS = {
 }
 _SLOT = 32  # bytes of code for each
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+_LIBRARY = "lib/libc10.so"
+_GUARDS, _CUDA = "_ZN3c104impl26device_guard_impl_registryE", 1  # a table of guards, and the place of CUDA's
 _HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
 
 _kept: list[Any] = []
@@ -92,6 +97,26 @@ def register() -> None:
     if torch._C._acc.DeviceGuard.type_(guard) != device_type:
         raise UnavailableError(f"the device guard of torch {torch.__version__} is not understood; use another version")
     torch._C._acc.register_python_privateuseone_device_guard(guard)
+    count_at = 2 + names.index("deviceCount")
+    table[count_at] = stubs[_NONE]
+    _stand_in_for_cuda(instance)
+    table[count_at] = stubs[_COUNT]
+
+
+def _stand_in_for_cuda(guard: int) -> None:
+    """See to it that CUDA has a guard too: PyTorch's own fake one where there are no real cards.
+
+    Autograd asks for it where a tensor says that it is on `cuda`, as those of subclasses and fake ones do, and the
+    process ends if there is none. PyTorch sets the fake one in place of one that counts no devices, but not of none
+    (pytorch/pytorch, `ensureCUDADeviceGuardSet`).
+
+    Args:
+        guard: the address of a guard that counts no devices.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / _LIBRARY))
+    guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _GUARDS)
+    guards[_CUDA] = guards[_CUDA] or guard
+    torch._C._ensureCUDADeviceGuardSet()
 
 
 def _virtual_functions() -> list[str]:

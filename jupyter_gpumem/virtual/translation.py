@@ -29,6 +29,8 @@ _raw_device = torch._C.TensorBase.device.__get__
 _on_cpu = torch._C.TensorBase.is_cpu.__get__
 _raw_data = torch._C.TensorBase.data
 _raw_storage_device = torch._C.StorageBase.device.__get__ if hasattr(torch._C.StorageBase, "device") else None
+_SUBCLASSES = {"_make_wrapper_subclass": (7, "device"), "_make_subclass": (99, "device_for_backend_keys")}
+"""What makes tensors of subclasses, with the position and the name of the argument that is their device."""
 _OTHER_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 
@@ -58,6 +60,7 @@ class Translation:
             "_make_functions",
             "_make_moves",
             "_make_methods",
+            "_make_subclasses",
             "_make_attributes",
             "_make_storages",
             "_make_contexts",
@@ -210,6 +213,24 @@ class Translation:
         if not tensor.is_cpu:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         return tensor if self._is_pinned(tensor) else self._pin(tensor.clone())
+
+    def _make_subclasses(self) -> None:
+        """Let tensors of subclasses be of the virtual device inside: autograd takes streams from what they are."""
+        for name, (at, argument) in _SUBCLASSES.items():
+            self.patches.set(
+                torch.Tensor, name, staticmethod(self._subclass(getattr(torch.Tensor, name), at, argument))
+            )
+
+    def _subclass(self, plain: Callable[..., Any], at: int, argument: str) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get(argument) is not None:
+                kwargs[argument] = self.device(kwargs[argument])
+            elif len(args) > at and args[at] is not None:
+                args = (*args[:at], self.device(args[at]), *args[at + 1 :])
+            return plain(*args, **kwargs)
+
+        return make
 
     # What users read
 
