@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .cards import Card
+    from .registry import Registry
 
 _aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
 _NAMES = ("math", "flash", "efficient", "cudnn")
 
 
-def install(cards: Sequence[Card]) -> torch.library.Library:
+def install(cards: Sequence[Card], registry: Registry) -> None:
     """Register the choice, for `F.scaled_dot_product_attention` as for the modules that call it from C++."""
-    library = torch.library.Library("aten", "IMPL")
 
     def kind_of(
         query: torch.Tensor,
@@ -60,9 +60,8 @@ def install(cards: Sequence[Card]) -> torch.library.Library:
         return _NAMES.index(kind_of(*args, **kwargs))
 
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
-        library.impl("scaled_dot_product_attention", attention, key)
-    library.impl("_fused_sdp_choice", choice, "PrivateUse1")
-    return library
+        registry.impl("scaled_dot_product_attention", attention, key)
+    registry.impl("_fused_sdp_choice", choice, "PrivateUse1")
 
 
 def choose(

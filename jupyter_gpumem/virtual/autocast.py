@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .patches import Patches
+    from .registry import Registry
 
 _LOWER = (
     "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
@@ -58,11 +59,9 @@ class Autocast:
         self.patches = patches
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def install(self) -> list[torch.library.Library]:
-        """Register the rules; returns what they are registered in."""
-        through = torch.library.Library("_", "IMPL")
-        through.fallback(torch.library.fallthrough_kernel, _KEY)
-        rules = torch.library.Library("aten", "IMPL")
+    def install(self, registry: Registry) -> None:
+        """Register the rules."""
+        registry.pass_through(_KEY)
         for names, rule in (
             (_LOWER, self._lower),
             (_FP32, self._fp32),
@@ -73,12 +72,11 @@ class Autocast:
             for name in names.split():
                 op = operator(name)
                 if op is not None:
-                    rules.impl(name, rule(op), _KEY)
+                    registry.impl(name, rule(op), _KEY)
         for name, other in _NORMS.items():
-            rules.impl(name, self._norm(operator(name), operator(other)), _KEY)
-        rules.impl("_cudnn_rnn", self._recurrent, _KEY)
+            registry.impl(name, self._norm(operator(name), operator(other)), _KEY)
+        registry.impl("_cudnn_rnn", self._recurrent, _KEY)
         self._rename()
-        return [through, rules]
 
     def clear(self) -> None:
         """Forget the cast weights; done at the end of the outermost `autocast` block."""

@@ -14,6 +14,7 @@ import torch
 from . import known, refusals, shapes
 from .calls import NEW, Signature, card_of, given, index_of, key_of, on_meta, on_meta_named, shape_of
 from .operators import OWN_KERNELS
+from .registry import Registry
 from .storages import NATIVE, check_size, contiguous, new_tensor, resize
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _WINDOWS = ("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 _TRIANGLES = ("tril_indices", "triu_indices")
 _SHAPES_KEPT = 1 << 15
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_CALLER = 2  # frames from a kernel to who called its operator: one of the registry's is between
 _HELD, _STORAGE_HELD = 3, 2  # by autograd's buffer, the call and the Python object; by the tensor and the Python object
 
 
@@ -38,13 +40,16 @@ class Dispatcher:
     Args:
         memory: what tensors are allocated in.
         kernels: what CUDA's kernels need while they run.
+
+    Attributes:
+        registry: where kernels are registered.
     """
 
     def __init__(self, memory: VirtualMemory, kernels: Kernels) -> None:
         self.memory, self.kernels = memory, kernels
         self._signatures: dict[Any, Signature] = {}
         self._shapes: dict[Any, Any] = {}
-        self._libraries: list[torch.library.Library] = []
+        self.registry = Registry()
 
     # Registration
 
@@ -56,11 +61,8 @@ class Dispatcher:
             factories: whether new tensors on `cuda` are ours even where nothing of ours sees the device's name, as in
                 a function that was imported earlier: not where there are real CUDA devices.
         """
-        fallback = torch.library.Library("_", "IMPL")
-        self._libraries.append(fallback)
-        fallback.fallback(self.run, "PrivateUse1")
-        own = torch.library.Library("aten", "IMPL")
-        self._libraries.append(own)
+        own = self.registry
+        own.fallback(self.run, "PrivateUse1")
         creation: dict[str, Kernel] = {"empty.memory_format": self.empty, "empty_strided": self.empty_strided}
         kernels = kernels | {"add.Tensor": self.add} | dict.fromkeys(_WINDOWS, self.window)
         generic = {name: self._bound(name) for name in OWN_KERNELS if _operator(name) is not None}
@@ -70,14 +72,9 @@ class Dispatcher:
             for name, kernel in (creation | {name: self._bound(name) for name in _TRIANGLES}).items():
                 own.impl(name, kernel, "CUDA")
 
-    def add_library(self, library: torch.library.Library) -> None:
-        """Keep a library of registrations until `close`."""
-        self._libraries.append(library)
-
     def close(self) -> None:
-        """Take every kernel out of PyTorch's dispatcher."""
-        while self._libraries:
-            self._libraries.pop()._destroy()
+        """Let every kernel refuse from now on."""
+        self.registry.close()
         self._shapes.clear()
 
     def _bound(self, name: str) -> Kernel:
@@ -125,7 +122,7 @@ class Dispatcher:
         Autograd does so only for tensors without a Python object, which those of this device have (`InputBuffer`).
         """
         if (
-            sys._getframe(1).f_code is _ENGINE
+            sys._getframe(_CALLER).f_code is _ENGINE
             and not torch.is_grad_enabled()
             and isinstance(other, _Tensor)  # not a number in a formula of autograd's
             and one._use_count() == _HELD

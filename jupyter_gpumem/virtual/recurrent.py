@@ -13,6 +13,7 @@ from .storages import NATIVE
 
 if TYPE_CHECKING:
     from .kernels import Kernels
+    from .registry import Registry
 
 _aten = torch.ops.aten
 _set = _aten.set_.source_Storage_storage_offset
@@ -26,21 +27,20 @@ _STATES = {0: 1, 1: 1, 2: 5, 3: 6}
 """What is kept of each cell for the backward pass: the gates, and an LSTM's cell state. Plain cells: assumed."""
 
 
-def install(kernels: Kernels) -> torch.library.Library:
+def install(kernels: Kernels, registry: Registry) -> None:
     """Register the layers and the operators behind them.
 
     Args:
         kernels: where cuDNN's state of random numbers is taken.
+        registry: where they are registered.
     """
-    library = torch.library.Library("aten", "IMPL")
     for name, mode in _MODES.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            library.impl(f"{name}.input", _padded(kernels, mode), key)
-            library.impl(f"{name}.data", _packed(kernels, mode), key)
-    library.impl("_cudnn_rnn_flatten_weight", flatten_weight, "PrivateUse1")
-    library.impl("_cudnn_rnn", _rnn, "PrivateUse1")
-    library.impl("_cudnn_rnn_backward", rnn_backward, "PrivateUse1")
-    return library
+            registry.impl(f"{name}.input", _padded(kernels, mode), key)
+            registry.impl(f"{name}.data", _packed(kernels, mode), key)
+    registry.impl("_cudnn_rnn_flatten_weight", flatten_weight, "PrivateUse1")
+    registry.impl("_cudnn_rnn", _rnn, "PrivateUse1")
+    registry.impl("_cudnn_rnn_backward", rnn_backward, "PrivateUse1")
 
 
 def _padded(kernels: Kernels, mode: int) -> Any:

@@ -59,17 +59,14 @@ class VirtualGpu:
         self._translation.install()
         _run_backward_here(self.patches)
         self._facade = facade.install(self)
-        for library in self._autocast.install():
-            self._dispatcher.add_library(library)
+        registry = self._dispatcher.registry
+        self._autocast.install(registry)
         own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
         self._dispatcher.register(own, factories=not real)
-        for library in (
-            attention.install(self.cards),
-            recurrent.install(self.kernels),
-            sparse.install(self._dispatcher),
-            softmax.install(),
-        ):
-            self._dispatcher.add_library(library)
+        attention.install(self.cards, registry)
+        recurrent.install(self.kernels, registry)
+        sparse.install(self._dispatcher)
+        softmax.install(registry)
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[list[dict[int, int]]]:

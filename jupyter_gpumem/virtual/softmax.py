@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from .registry import Registry
 
 _aten = torch.ops.aten
 
 
-def install() -> torch.library.Library:
+def install(registry: Registry) -> None:
     """Register `softmax` and `log_softmax` with a type for the result."""
-    library = torch.library.Library("aten", "IMPL")
     for name, kernel in (("softmax.int", _aten._softmax.default), ("log_softmax.int", _aten._log_softmax.default)):
 
         def run(
@@ -21,5 +25,4 @@ def install() -> torch.library.Library:
             return kernel(cast, dim, False)  # type: ignore[operator]
 
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            library.impl(name, run, key)
-    return library
+            registry.impl(name, run, key)

@@ -27,23 +27,21 @@ _READERS = (
 )
 
 
-def install(dispatcher: Dispatcher) -> torch.library.Library:
+def install(dispatcher: Dispatcher) -> None:
     """Register them."""
-    rest = torch.library.Library("_", "IMPL")
-    rest.fallback(_refuse, "SparsePrivateUse1")
-    dispatcher.add_library(rest)
-    library = torch.library.Library("aten", "IMPL")
+    registry = dispatcher.registry
+    registry.fallback(_refuse, "SparsePrivateUse1")
     for name in _READERS:
-        library.impl(name, _reader(getattr(_aten, name).default), "SparsePrivateUse1")
-    library.impl("add_.Tensor", lambda dense, _sparse, **_: dense, "SparsePrivateUse1")
-    library.impl("detach", _copy, "SparsePrivateUse1")
-    library.impl("clone", lambda tensor, **_: _copy(tensor, values=_values(tensor).clone()), "SparsePrivateUse1")
-    library.impl("zero_", lambda tensor: tensor, "SparsePrivateUse1")
-    library.impl("_to_dense", _dense, "SparsePrivateUse1")
-    library.impl("_coalesce", _coalesced, "SparsePrivateUse1")
-    library.impl("transpose.int", _transposed, "SparsePrivateUse1")
-    library.impl("mm", _product, "SparsePrivateUse1")
-    library.impl("addmm", lambda _, one, other, **__: _product(one, other), "SparsePrivateUse1")
+        registry.impl(name, _reader(getattr(_aten, name).default), "SparsePrivateUse1")
+    registry.impl("add_.Tensor", lambda dense, _sparse, **_: dense, "SparsePrivateUse1")
+    registry.impl("detach", _copy, "SparsePrivateUse1")
+    registry.impl("clone", lambda tensor, **_: _copy(tensor, values=_values(tensor).clone()), "SparsePrivateUse1")
+    registry.impl("zero_", lambda tensor: tensor, "SparsePrivateUse1")
+    registry.impl("_to_dense", _dense, "SparsePrivateUse1")
+    registry.impl("_coalesce", _coalesced, "SparsePrivateUse1")
+    registry.impl("transpose.int", _transposed, "SparsePrivateUse1")
+    registry.impl("mm", _product, "SparsePrivateUse1")
+    registry.impl("addmm", lambda _, one, other, **__: _product(one, other), "SparsePrivateUse1")
 
     def bag_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
         if not args[9]:
@@ -55,9 +53,8 @@ def install(dispatcher: Dispatcher) -> torch.library.Library:
     def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, rows: int, *_: Any) -> torch.Tensor:
         return _new((rows, grad.size(-1)), indices.reshape(1, -1), grad.reshape(-1, grad.size(-1)))
 
-    library.impl("_embedding_bag_backward", bag_backward, "PrivateUse1")
-    library.impl("embedding_sparse_backward", embedding_backward, "PrivateUse1")
-    return library
+    registry.impl("_embedding_bag_backward", bag_backward, "PrivateUse1")
+    registry.impl("embedding_sparse_backward", embedding_backward, "PrivateUse1")
 
 
 def _new(size: tuple[int, ...], indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def test_only_while_it_is_on():
 
 def test_given_up_when_switching_on_fails(monkeypatch):
     """An error on the way leaves PyTorch's accelerator what it was."""
-    monkeypatch.setattr(session.softmax, "install", lambda: 1 / 0)
+    monkeypatch.setattr(session.softmax, "install", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         session.start("T4")
     assert torch.accelerator.current_accelerator() is None

@@ -130,7 +130,7 @@ for run in (compiled, other, whole, torch._dynamo.optimize("eager")(layer)):
     run.cuda()(x).sum()
 assert count["ok"] == ran == 1 and "torch.compile()" in str(*gpu.notes), (count, *gpu.notes)
 session.stop()
-torch.compile(torch.nn.Linear(8, 8), backend="eager")(torch.ones(2, 8))
+torch.compile(torch.nn.LayerNorm(8), backend="eager")(torch.ones(2, 8))
 assert count["ok"] == 2, count
 """,
     "nested tensors": """
@@ -166,12 +166,48 @@ torch.export.export(model, (x,))
 for mode in ("real", "fake", "symbolic"):
     make_fx(lambda x: (x * 2).sum(), tracing_mode=mode)(x)
 """,
+    "off while other threads work": """
+session.stop()
+going, errors = True, []
+def work():
+    while going:
+        try:
+            layer = torch.nn.Linear(8, 8).cuda()
+            layer(torch.ones(2, 8, device="cuda")).sum().backward()
+        except Exception as error:  # the card is off, in the middle of whatever it was
+            errors.append(type(error).__name__)
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+for _ in range(10):
+    session.start("T4")
+    time.sleep(0.05)
+    session.stop()
+going = False
+[thread.join() for thread in threads]
+assert "UnavailableError" in errors
+""",
+    "storages of a device that is on, or off": """
+import copy
+from jupyter_gpumem.errors import UnavailableError
+storage, refused = x.untyped_storage(), 0
+methods = [storage.new, lambda: storage.byteswap(torch.float32)]
+for method in (*methods, session.stop, *methods, storage.clone, lambda: copy.deepcopy(model.state_dict())):
+    try:
+        method()
+    except UnavailableError:
+        refused += 1
+assert refused == 6, refused
+host = torch.ones(2).untyped_storage()
+host.byteswap(torch.float32), host.new()
+assert host.tolist()[:4] == [63, 128, 0, 0]
+""",
     "a tensor of a device that is off": """
+from jupyter_gpumem.errors import UnavailableError
 session.stop()
 try:
     x + 1
-except (RuntimeError, NotImplementedError):
-    pass
+except UnavailableError as error:
+    assert "add was called" in str(error) and "is off" in str(error), error
 del x, model
 """,
 }
