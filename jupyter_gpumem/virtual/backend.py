@@ -1,12 +1,13 @@
 """The device that PyTorch's `PrivateUse1` key is given, set up from Python once for the life of the process.
 
-What is registered here cannot be taken back: the device's name, its guard, its hooks, and its module
-`torch.cuda_virtual`, which PyTorch asks from then on. They do nothing by themselves: while no virtual GPU is on, the
-module says that there is no such device.
+What is registered here cannot be taken back: the device's name, its guard, its hooks, its allocator, its kernels,
+a check in two methods of `UntypedStorage`, and its module `torch.cuda_virtual`, which PyTorch asks from then on. They
+do nothing by themselves: while no virtual GPU is on, the module says that there is no such device.
 """
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from .storages import BACKEND
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_WHILE_OFF = "privateuseone"
+"""What PyTorch calls the device of a tensor that is left while no virtual GPU is on."""
 _registered: list[Any] = []
 
 
@@ -37,7 +40,7 @@ def register(count: Callable[[], int]) -> None:
             f"a virtual GPU needs torch 2.9 or later, this is {torch.__version__}; update torch or use a real device"
         )
     name = torch._C._get_privateuse1_backend_name()
-    if name not in ({"privateuseone", BACKEND} if _registered else {"privateuseone"}):
+    if name not in ({_WHILE_OFF, BACKEND} if _registered else {_WHILE_OFF}):
         raise UnavailableError(
             f"a virtual GPU needs PyTorch's PrivateUse1 device, and {name!r} has it; use a process without that package"
         )
@@ -45,11 +48,32 @@ def register(count: Callable[[], int]) -> None:
         return
     claim.check()
     guard.register()
+    guard.give_allocator()
+    _guard_storages()
     torch.utils.rename_privateuse1_backend(BACKEND)
     hooks = _hooks(count)
     torch._C._acc.register_python_privateuseone_hook(hooks)
     torch._register_device_module(BACKEND, _module(count))
     _registered.append(hooks)
+
+
+def _guard_storages() -> None:
+    """Refuse for good the two methods of storages that use memory or an allocator of their own, which ours do not have.
+
+    They end the process, also for a storage that is left after the device is off.
+    """
+    for name, instead in (("byteswap", "copy the storage to host memory first"), ("new", "make a new tensor")):
+        setattr(torch.UntypedStorage, name, _guarded(getattr(torch.UntypedStorage, name), name, instead))
+
+
+def _guarded(plain: Callable[..., Any], name: str, instead: str) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if torch._C.StorageBase.device.__get__(self).type in {BACKEND, _WHILE_OFF}:
+            raise UnavailableError(f"a storage of a virtual GPU has no {name}(); {instead}")
+        return plain(self, *args, **kwargs)
+
+    return method
 
 
 def _module(count: Callable[[], int]) -> types.ModuleType:

@@ -9,6 +9,7 @@ ones that return a constant or their argument.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import platform
 import re
@@ -53,6 +54,9 @@ _SLOT = 32  # bytes of code for each
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _LIBRARY = "lib/libc10.so"
 _GUARDS, _CUDA = "_ZN3c104impl26device_guard_impl_registryE", 1  # a table of guards, and the place of CUDA's
+_GET_ALLOCATOR = "_ZN3c1012GetAllocatorERKNS_10DeviceTypeE"
+_SET_ALLOCATOR = "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh"
+_META, _OURS = 14, 20  # c10::DeviceType
 _HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
 
 _kept: list[Any] = []
@@ -113,10 +117,27 @@ def _stand_in_for_cuda(guard: int) -> None:
     Args:
         guard: the address of a guard that counts no devices.
     """
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / _LIBRARY))
-    guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _GUARDS)
+    guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library(), _GUARDS)
     guards[_CUDA] = guards[_CUDA] or guard
     torch._C._ensureCUDADeviceGuardSet()
+
+
+def give_allocator() -> None:
+    """Give the device an allocator, for the life of the process: storages that PyTorch itself makes ask for it.
+
+    Without one the process ends, also for a storage that is left after the device is off. It is that of `meta`, which
+    has no memory; what belongs on a card is made by kernels and methods of ours.
+    """
+    library = _library()
+    get, give = getattr(library, _GET_ALLOCATOR), getattr(library, _SET_ALLOCATOR)
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.POINTER(ctypes.c_int8),)
+    give.restype, give.argtypes = None, (ctypes.c_int8, ctypes.c_void_p, ctypes.c_uint8)
+    give(_OURS, get(ctypes.c_int8(_META)), 0)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / _LIBRARY))
 
 
 def _virtual_functions() -> list[str]:
