@@ -59,8 +59,6 @@ _SET_ALLOCATOR = "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh"
 _META, _OURS = 14, 20  # c10::DeviceType
 _HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
 
-_kept: list[Any] = []
-
 
 def register() -> None:
     """Register the guard, for the life of the process.
@@ -97,7 +95,8 @@ def register() -> None:
     for name, kind in _METHODS.items():
         table[2 + names.index(name)] = stubs[kind]
     before.value = ctypes.addressof(table) + 2 * _WORD
-    _kept.extend((guard, table))
+    _keep_for_good(guard)
+    _keep_for_good(table)
     if torch._C._acc.DeviceGuard.type_(guard) != device_type:
         raise UnavailableError(f"the device guard of torch {torch.__version__} is not understood; use another version")
     torch._C._acc.register_python_privateuseone_device_guard(guard)
@@ -120,6 +119,11 @@ def _stand_in_for_cuda(guard: int) -> None:
     guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library(), _GUARDS)
     guards[_CUDA] = guards[_CUDA] or guard
     torch._C._ensureCUDADeviceGuardSet()
+
+
+def _keep_for_good(kept: Any) -> None:
+    """Never let go of an object, not at the interpreter's exit either: objects that go after it may ask the guard."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def give_allocator() -> None:
@@ -170,5 +174,5 @@ def _executable(code: dict[str, str]) -> dict[str, int]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
         raise UnavailableError("this system allows no code made at run time; a virtual GPU cannot be had here")
-    _kept.append(area)
+    _keep_for_good(area)
     return {name: address + at * _SLOT for at, name in enumerate(code)}

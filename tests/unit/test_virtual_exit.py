@@ -186,6 +186,15 @@ going = False
 [thread.join() for thread in threads]
 assert "UnavailableError" in errors
 """,
+    "work when the interpreter is almost gone": """
+class Late:
+    def __del__(self):
+        (self.x + 1).sum()
+late = Late()
+late.x = torch.ones(3, device="cuda")
+sys.kept = late
+del late
+""",
     "storages of a device that is on, or off": """
 import copy
 from jupyter_gpumem.errors import UnavailableError
