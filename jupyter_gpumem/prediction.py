@@ -8,6 +8,7 @@ import inspect
 import io
 import linecache
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .virtual.trial import Run
 
 DEFAULT_GPU = "A100-80GB"
+_ONE_AT_A_TIME = threading.RLock()
 MOST_RUNS = 16
 """How often code runs at most when the largest batch is looked for."""
 
@@ -120,6 +122,8 @@ def predict(
 def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> Prediction:
     """Run code on virtual cards and say what it needs; `predict` is this for functions.
 
+    One at a time: another thread's waits until this one is done.
+
     Args:
         code: what to run.
         gpus: the cards, or the machines of several; `None` for all that are known.
@@ -129,6 +133,12 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
         InvalidValueError: a card is not known.
         UnavailableError: PyTorch cannot have a virtual GPU, or the CUDA context is lost.
     """
+    __tracebackhide__ = True
+    with _ONE_AT_A_TIME:
+        return _forecast(code, gpus, runs)
+
+
+def _forecast(code: Code, gpus: Sequence[str] | None, runs: int) -> Prediction:
     __tracebackhide__ = True
     devices.check_context()
     from .virtual.cards import CARDS, parse_cards

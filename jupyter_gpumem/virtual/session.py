@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +100,8 @@ class VirtualGpu:
 
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _active: list[VirtualGpu] = []
+_switching = threading.RLock()
+"""Held while one is switched on or off: what is replaced for it is replaced by one thread at a time."""
 
 
 def active() -> VirtualGpu | None:
@@ -124,11 +127,11 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None 
     elif not (settings is None or isinstance(settings, AllocatorSettings)):
         raise InvalidValueError(f"settings must be a text such as 'expandable_segments:True', got {shown(settings)}")
     _check_modelled(settings)
-    if _active:
-        raise UnavailableError("a virtual GPU is on already; switch it off first")
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
-    backend.register(lambda: len(_active[-1].cards) if _active else 0)
-    with contextlib.ExitStack() as undo:
+    with _switching, contextlib.ExitStack() as undo:
+        if _active:
+            raise UnavailableError("a virtual GPU is on already; switch it off first")
+        backend.register(lambda: len(_active[-1].cards) if _active else 0)
         claim.make()
         undo.callback(claim.give_up)
         gpu = VirtualGpu(chosen, settings)
@@ -160,12 +163,13 @@ def stop() -> list[str]:
 
     Tensors that are still on it stay what they are, but nothing can be done with them any more.
     """
-    if not _active:
-        return []
-    try:
-        return _active.pop().remove()
-    finally:
-        claim.give_up()
+    with _switching:
+        if not _active:
+            return []
+        try:
+            return _active.pop().remove()
+        finally:
+            claim.give_up()
 
 
 @contextlib.contextmanager

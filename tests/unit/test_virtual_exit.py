@@ -186,6 +186,22 @@ going = False
 [thread.join() for thread in threads]
 assert "UnavailableError" in errors
 """,
+    "predictions in several threads": """
+import jupyter_gpumem as gm
+session.stop()
+before, found = dict(vars(torch.cuda)) | dict(vars(torch.Tensor)), []
+def step():
+    layer = torch.nn.Linear(64, 64).cuda()
+    layer(torch.ones(2, 64, device="cuda")).sum().backward()
+def work():
+    for _ in range(2):
+        found.append(gm.predict(step, gpu="T4").devices[0].peak_allocated)
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(found) == 6 and len(set(found)) == 1, found
+assert before == dict(vars(torch.cuda)) | dict(vars(torch.Tensor))
+""",
     "work when the interpreter is almost gone": """
 class Late:
     def __del__(self):
