@@ -7,6 +7,7 @@ of autograd's threads.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,7 +74,8 @@ class Kernels:
         key = ("cuDNN", index, 0, False)
         if key not in self.workspaces:
             self.memory.scratch(index, [8])
-            self.workspaces[key] = self.memory.allocate(index, card.multiprocessors * card.threads * _RANDOM_STATE)
+            size = card.multiprocessors * card.threads * _RANDOM_STATE
+            self.memory.allocate(index, size, hand_over=functools.partial(self.workspaces.__setitem__, key))
 
     def clear_workspaces(self) -> None:
         """Give the workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""
@@ -94,4 +96,4 @@ class Kernels:
         backward = torch._C._current_graph_task_id() != -1
         key = (library, index, self.memory.current_stream(index), backward)
         if key not in self.workspaces:
-            self.workspaces[key] = self.memory.allocate(index, size)
+            self.memory.allocate(index, size, hand_over=functools.partial(self.workspaces.__setitem__, key))

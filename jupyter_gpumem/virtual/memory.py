@@ -114,13 +114,16 @@ class VirtualMemory:
                 self._settle()
         return self._allocators
 
-    def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
+    def allocate(
+        self, device: int, nbytes: int, stream: int | None = None, hand_over: Callable[[int], object] | None = None
+    ) -> int:
         """Return the address of new memory; 0 for no bytes.
 
         Args:
             device: index of the card.
             nbytes: size in bytes.
             stream: handle of the stream; by default the thread's current one.
+            hand_over: called with the address of new memory, before an interrupt may come: who gives it back.
 
         Raises:
             torch.OutOfMemoryError: the card is full; the text is PyTorch's.
@@ -143,6 +146,8 @@ class VirtualMemory:
             self._count(device)
             for observer in self.observers:
                 observer("alloc", device, address, nbytes)
+            if hand_over is not None:
+                hand_over(address)
         return address
 
     def free(self, device: int, address: int) -> None:
@@ -161,13 +166,17 @@ class VirtualMemory:
         """
         __tracebackhide__ = True
         taken: list[tuple[int, int]] = []
+
+        def take(size: int) -> None:
+            self.allocate(device, size, hand_over=lambda address: taken.append((size, address)))
+
         try:
             for size in sizes:
                 if size is None:
                     make()
                     continue
                 if size >= 0:
-                    taken.append((size, self.allocate(device, size)))
+                    take(size)
                     continue
                 at = next(at for at in reversed(range(len(taken))) if taken[at][0] == -size)
                 self.free(device, taken.pop(at)[1])

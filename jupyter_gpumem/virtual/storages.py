@@ -52,13 +52,18 @@ def new_storage(memory: VirtualMemory, index: int, nbytes: int) -> torch.Untyped
         torch.OutOfMemoryError: the card is full.
     """
     __tracebackhide__ = True
-    address = memory.allocate(index, nbytes)
-    storage = _new_storage(address, torch.device(BACKEND, index), nbytes)
-    if address:
+    device = torch.device(BACKEND, index)
+    made: list[torch.UntypedStorage] = []
+
+    def hand_over(address: int) -> None:
+        storage = _new_storage(address, device, nbytes)
         lifetime = _Lifetime(storage, memory.released.append)
         lifetime.address, lifetime.device = address, index
         memory.alive[index, address] = lifetime
-    return storage
+        made.append(storage)
+
+    memory.allocate(index, nbytes, hand_over=hand_over)
+    return made[0] if made else _new_storage(0, device, nbytes)
 
 
 def new_tensor(
