@@ -142,7 +142,7 @@ CARDS: tuple[Card, ...] = (
 
 _SIZED = re.compile(r"\s*[\d.]+\s*(?:[KMG]i?B?)\s*", re.IGNORECASE)
 _COUNTED = re.compile(r"\s*(\d+)\s*[x×*]\s*(.*)", re.IGNORECASE)  # noqa: RUF001 - the multiplication sign is meant
-_INESSENTIAL = re.compile(r"nvidia|geforce|tesla|sxm\d?|pcie|hbm\d?e?|gpu|rtx|[^a-z0-9]")
+_INESSENTIAL = re.compile(r"nvidia|geforce|tesla|sxm\d?|pcie|hbm\d?e?|gpu|rtx|[®™]|[^a-z0-9\x80-\U0010ffff]")
 _SIZE = re.compile(r"(\d+)gi?b$")
 _BOXES = (8, 10, 12, 16, 24, 32, 40, 48, 80, 141, 180)
 

@@ -55,6 +55,7 @@ REFUSED = {
     "A100": "'A100' comes in more than one size; write A100-40GB or A100-80GB",
     "v100": "'v100' comes in more than one size; write V100-16GB or V100-32GB",
     "4060 ti": "'4060 ti' comes in more than one size; write RTX-4060-Ti-16GB",
+    "T4 é😀": "no card is known as 'T4 é😀'; write a size such as 24GiB, or one of: T4",
     "L40": "no card is known as 'L40'; write a size such as 24GiB, or one of: L40S, L4, RTX-4090",
     "h20": "no card is known as 'h20'; write a size such as 24GiB, or one of: H200, H100, B200",
     "100MiB": "a card of 100.00 MiB is too small for a CUDA context and PyTorch; write 1GiB or more",
