@@ -15,7 +15,7 @@ from . import known, refusals, shapes
 from .calls import NEW, Signature, card_of, given, index_of, key_of, on_meta, on_meta_named, shape_of
 from .operators import OWN_KERNELS
 from .registry import Registry
-from .storages import NATIVE, check_size, contiguous, new_tensor, resize
+from .storages import NATIVE, contiguous, new_tensor, resize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,8 +94,9 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty.memory_format`."""
         __tracebackhide__ = True
-        check_size(size)
-        return new_tensor(self.memory, index_of(device), size, contiguous(size, memory_format), dtype or _default())
+        dtype = dtype or _default()
+        refusals.check_size(size, dtype)
+        return new_tensor(self.memory, index_of(device), size, contiguous(size, memory_format), dtype)
 
     def empty_strided(
         self,
@@ -108,8 +109,9 @@ class Dispatcher:
     ) -> torch.Tensor:
         """Return a tensor; `aten::empty_strided`."""
         __tracebackhide__ = True
-        check_size(size)
-        return new_tensor(self.memory, index_of(device), size, stride, dtype or _default())
+        dtype = dtype or _default()
+        refusals.check_size(size, dtype)
+        return new_tensor(self.memory, index_of(device), size, stride, dtype)
 
     def window(self, length: int, *_: Any, **options: Any) -> torch.Tensor:
         """Return a tensor of that length; `aten::kaiser_window`, which PyTorch computes by a kernel of the device."""

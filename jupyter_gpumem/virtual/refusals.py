@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _TYPES = {
     torch.bfloat16: ("BFloat16", "c10::BFloat16"),
@@ -38,6 +38,8 @@ _C_TYPES = {
     torch.int8: "int8_t",
     torch.uint8: "uint8_t",
 }
+
+_MOST_BYTES = (1 << 63) - 1
 
 VIRTUAL_GENERATORS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Generators of virtual cards by their C++ object: kernels are given another Python object of it."""
@@ -63,6 +65,22 @@ def check_generator(generator: Any, kind: str) -> None:
         found = "cuda" if generator._cdata in VIRTUAL_GENERATORS else generator.device.type
         if found != kind:
             raise RuntimeError(f"Expected a '{kind}' device type for generator but found '{found}'")
+
+
+def check_size(size: Sequence[int], dtype: torch.dtype) -> None:
+    """Refuse the size of a new tensor that no tensor can have.
+
+    Raises:
+        RuntimeError: a dimension is negative, or the bytes are too many to be counted; the texts are PyTorch's.
+    """
+    __tracebackhide__ = True
+    nbytes = dtype.itemsize
+    for length in size:
+        if length < 0:
+            raise RuntimeError(f"Trying to create tensor with negative dimension {length}: {list(size)}")
+        nbytes *= length
+    if nbytes > _MOST_BYTES:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(size)}")
 
 
 def check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:

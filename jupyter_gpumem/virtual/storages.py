@@ -129,18 +129,6 @@ def resize(memory: VirtualMemory, tensor: torch.Tensor, size: Sequence[int], str
     _set.redispatch(NATIVE, tensor, storage, tensor.storage_offset(), size, stride)
 
 
-def check_size(size: Sequence[int]) -> None:
-    """Refuse a size that no tensor can have.
-
-    Raises:
-        RuntimeError: a dimension is negative; the text is PyTorch's.
-    """
-    __tracebackhide__ = True
-    if size and min(size) < 0:
-        wrong = next(length for length in size if length < 0)
-        raise RuntimeError(f"Trying to create tensor with negative dimension {wrong}: {list(size)}")
-
-
 def extent(size: Sequence[int], stride: Sequence[int]) -> int:
     """Return how many elements a storage needs for a tensor at its start."""
     last = 0

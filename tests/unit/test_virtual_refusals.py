@@ -98,6 +98,9 @@ SHAPES = {
     "output with shape [1] doesn't match the broadcast shape [4]": lambda: on(1).copy_(on(4)),
     "cannot sample n_sample > prob_dist.size(-1) samples without replacement": lambda: torch.multinomial(on(3), 5),
     "Boolean value of Tensor with more than one value is ambiguous": lambda: bool(on(2) > 0),
+    "Trying to create tensor with negative dimension -1: [2, -1]": lambda: torch.empty(2, -1, device="cuda"),
+    "Trying to create tensor with negative dimension -1: [-1]": lambda: torch.randn(-1, device="cuda"),
+    "Storage size calculation overflowed with sizes=[4611686018427387904, 2]": lambda: on(2**62, 2),
     "Boolean value of Tensor with no values is ambiguous": lambda: bool(on(0) > 0),
 }
 
