@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,8 @@ def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | str | None
     try:
         yield started
     finally:
-        stop()
+        if not sys.is_finalizing():  # a generator's block may end when modules are gone, and all else with them
+            stop()
 
 
 def _run_backward_here(patches: Patches) -> None:

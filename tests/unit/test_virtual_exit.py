@@ -253,6 +253,23 @@ def test_the_process_ends_as_it_should(name):
 
 
 @pytest.mark.slow
+def test_a_generator_that_has_one_on_at_the_exit_prints_nothing():
+    program = (
+        HEAD
+        + """
+session.stop()
+def work():
+    with session.virtual_gpu("T4"):
+        yield
+sys.kept = work()
+next(sys.kept)
+"""
+    )
+    done = run(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_an_interrupted_program_ends_as_any_other():
     program = HEAD + "model[0].weight.register_hook(fail(KeyboardInterrupt()))\nmodel(x).sum().backward()"
     done = run(program)
