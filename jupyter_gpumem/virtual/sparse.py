@@ -6,6 +6,7 @@ dense parameters takes no memory of note. cuSPARSE's workspaces for products are
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +27,22 @@ _READERS = (
     *("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_with_dims"),
 )
 
+_MAKERS = (
+    *("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
+    *("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor_dynamic"),
+    "quantize_per_channel",
+)
+"""What makes a sparse tensor of a dense one, or a quantized one: neither is modelled."""
+
 
 def install(dispatcher: Dispatcher) -> None:
     """Register them."""
     registry = dispatcher.registry
     registry.fallback(_refuse, "SparsePrivateUse1")
+    for kind, key in (("compressed sparse", "SparseCsrPrivateUse1"), ("quantized", "QuantizedPrivateUse1")):
+        registry.fallback(functools.partial(_refuse, kind=kind), key)
+    for name in _MAKERS:
+        registry.impl(name, functools.partial(_refuse, name, kind="sparse or quantized"), "PrivateUse1")
     for name in _READERS:
         registry.impl(name, _reader(getattr(_aten, name).default), "SparsePrivateUse1")
     registry.impl("add_.Tensor", lambda dense, _sparse, **_: dense, "SparsePrivateUse1")
@@ -114,8 +126,8 @@ def _reader(op: Any) -> Any:
     return lambda *args, **kwargs: op.redispatch(_CPU, *args, **kwargs)
 
 
-def _refuse(op: Any, *_args: Any, **_kwargs: Any) -> Any:
+def _refuse(op: Any, *_args: Any, kind: str = "sparse", **_kwargs: Any) -> Any:
     file, line = place()
     raise UnavailableError(
-        f"{op} of a sparse tensor is not known to a virtual GPU, at {file}:{line}; run this line on the CPU"
+        f"{op} of a {kind} tensor is not known to a virtual GPU, at {file}:{line}; run this line on the CPU"
     )

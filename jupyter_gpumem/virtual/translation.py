@@ -274,7 +274,7 @@ class Translation:
         def show(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
             if tensor_contents is None and _raw_device(self).type == BACKEND:
                 tensor_contents = "..."
-                size = "" if self.dim() == 0 else f", size={tuple(self.shape)}"
+                size = "" if self.is_nested or self.dim() == 0 else f", size={tuple(self.shape)}"
                 dtype = "" if self.dtype == torch.get_default_dtype() else f", dtype={self.dtype}"
                 grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
                 grad = grad or (", requires_grad=True" if self.requires_grad else "")

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
+from jupyter_gpumem.errors import UnavailableError  # noqa: E402
 from jupyter_gpumem.virtual import session  # noqa: E402
 from jupyter_gpumem.virtual.values import VirtualValueWarning  # noqa: E402
 
@@ -132,3 +133,24 @@ def test_what_looks_alike_and_is_allowed():
         assert (on(2, 2) @ half(2, 2)).dtype == torch.float16
     assert torch.randn(2, device="cuda", generator=torch.Generator("cuda")).is_cuda
     assert on(4, 4).copy_(on(4)).shape == (4, 4)
+
+
+UNKNOWN = {
+    "a sparse tensor": lambda: on(3, 3).to_sparse(),
+    "a compressed one": lambda: on(3, 3).to_sparse_csr(),
+    "a product with a compressed one": lambda: torch.eye(3).to_sparse_csr().cuda() @ on(3, 3),
+    "a quantized tensor": lambda: torch.quantize_per_tensor(on(3), 0.1, 0, torch.qint8),
+    "a quantized tensor of the host": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).cuda(),
+}
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_tensors_that_are_not_modelled_are_refused_in_a_line(make):
+    """None becomes a dense tensor of another type, which takes another amount of memory."""
+    with pytest.raises(UnavailableError, match=r"not known to a virtual GPU, at .*; run this line on the CPU$"):
+        make()
+
+
+def test_a_nested_tensor_is_shown():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], device="cuda")
+    assert str(nested) == "tensor(..., device='cuda:0')"
