@@ -59,6 +59,8 @@ def _nothing_left_behind() -> Iterator[None]:
     devices.find_context_again()  # a test that lost it did so on purpose, and the process goes on
     # What the process remembers for the user, and the next test must not find.
     incidents.forget_oom()
+    if observer := sys.modules.get("jupyter_gpumem.oom.observer"):
+        observer.stop_waiting()
     RECORDER.last = None
     assert _leftovers() == []
 

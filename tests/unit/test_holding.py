@@ -254,6 +254,7 @@ def test_tensors_of_a_virtual_gpu_that_was_on_before(gpu):
         assert [(h.name, h.allocated) for h in record.holders] == [("new", 32 * MiB), ("other", 8 * MiB)]
         assert not {"old", "model"}.intersection(*(h.also for h in record.holders))
         del new, other
+        gc.collect()  # the shell that had them
         record = books(old=old, model=model)
         assert (record.holders, record.allocated, record.outside) == ((), 0, 0)
     finally:
