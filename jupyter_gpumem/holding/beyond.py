@@ -7,6 +7,7 @@ and the collector is asked who refers to what has more of them than the walk has
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from . import garbage, roots
@@ -80,14 +81,20 @@ def _nameless(walk: Walk, torch: Torch) -> tuple[list[Any], list[Any]]:
 
     Looked for by type: lazy proxies are not touched.
     """
+    # By the ids of their types, in one pass: there are a million of them, and a type may have a hash of its own. No
+    # comprehension may use the list inside: it would keep it in a cell, which is in it, and both would stay.
     everything = gc.get_objects()
-    kinds = {id(kind): kind for kind in map(type, everything)}
+    types = list(map(id, map(type, everything)))
+    kinds = dict(zip(types, map(type, everything), strict=True))
     tensors, nodes = ({key for key, kind in kinds.items() if test(kind)} for test in (torch.is_tensor, torch.is_node))
-    found = [item for item in everything if id(type(item)) in tensors and walk.number(item) is None]
+    wanted = tensors | nodes
+    both = itertools.compress(everything, map(wanted.__contains__, types))
+    new = [item for item in both if walk.number(item) is None]
+    found = [item for item in new if id(type(item)) in tensors]
     nameless = [item for item in found if walk.lies_on_a_device(item)]
     # The same memory may also be held by the graph of a tensor on the host, say.
     routes = [item for item in found if torch.leads_on(item)]
-    routes += [item for item in everything if id(type(item)) in nodes and walk.number(item) is None]
+    routes += [item for item in new if id(type(item)) in nodes]
     return nameless, routes
 
 
