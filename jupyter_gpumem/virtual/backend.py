@@ -1,8 +1,8 @@
 """The device that PyTorch's `PrivateUse1` key is given, set up from Python once for the life of the process.
 
-What is registered here cannot be taken back: the device's name, its guard, its hooks, its allocator, its kernels,
-a check in two methods of `UntypedStorage`, and its module `torch.cuda_virtual`, which PyTorch asks from then on. They
-do nothing by themselves: while no virtual GPU is on, the module says that there is no such device.
+What is registered here cannot be taken back: the device's name, its guard, its hooks, its allocator, its kernels, and
+its module `torch.cuda_virtual`, which PyTorch asks from then on. They do nothing by themselves: while no virtual GPU is
+on, the module says that there is no such device.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import torch
 from jupyter_gpumem.errors import UnavailableError
 
 from . import claim, guard
+from .patches import Patches
 from .storages import BACKEND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _WHILE_OFF = "privateuseone"
 """What PyTorch calls the device of a tensor that is left while no virtual GPU is on."""
 _registered: list[Any] = []
+_guards = Patches()
+_left: list[Callable[[], object]] = []
+"""Weak references to storages of virtual GPUs that are off."""
 
 
 def register(count: Callable[[], int]) -> None:
@@ -49,7 +53,6 @@ def register(count: Callable[[], int]) -> None:
     claim.check()
     guard.register()
     guard.give_allocator()
-    _guard_storages()
     torch.utils.rename_privateuse1_backend(BACKEND)
     hooks = _hooks(count)
     torch._C._acc.register_python_privateuseone_hook(hooks)
@@ -57,13 +60,26 @@ def register(count: Callable[[], int]) -> None:
     _registered.append(hooks)
 
 
-def _guard_storages() -> None:
-    """Refuse for good the two methods of storages that use memory or an allocator of their own, which ours do not have.
+def guard_storages() -> None:
+    """Refuse the two methods of storages that use memory or an allocator of their own, which ours do not have.
 
     They end the process, also for a storage that is left after the device is off.
     """
+    if len(_guards):
+        return
+    storage = torch.UntypedStorage
     for name, instead in (("byteswap", "copy the storage to host memory first"), ("new", "make a new tensor")):
-        setattr(torch.UntypedStorage, name, _guarded(getattr(torch.UntypedStorage, name), name, instead))
+        _guards.set(storage, name, _guarded(getattr(storage, name), name, instead))
+
+
+def unguard_storages(alive: Iterable[Callable[[], object]]) -> list[str]:
+    """Give both back, unless storages are left; returns a sentence for each that somebody else replaced meanwhile.
+
+    Args:
+        alive: weak references to the storages of the virtual GPU that goes off.
+    """
+    _left[:] = [one for one in (*_left, *alive) if one() is not None]
+    return [] if _left else _guards.undo()
 
 
 def _guarded(plain: Callable[..., Any], name: str, instead: str) -> Callable[..., Any]:

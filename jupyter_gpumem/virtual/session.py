@@ -58,6 +58,7 @@ class VirtualGpu:
     def install(self) -> None:
         """Put everything in its place."""
         real = torch.cuda.is_available()
+        backend.guard_storages()
         self._translation.install()
         _run_backward_here(self.patches)
         self._facade = facade.install(self)
@@ -96,7 +97,7 @@ class VirtualGpu:
         self._dispatcher.close()
         self._translation.close()
         atexit.unregister(self.memory.shut)
-        return self.patches.undo()
+        return [*self.patches.undo(), *backend.unguard_storages(self.memory.alive.values())]
 
 
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -23,7 +23,7 @@ def fail():
     act = take(32)
     raise ValueError('no')
 """
-BUDGET = 20_000
+BUDGET = 50_000
 KEEP = "try:\n    fail()\nexcept ValueError as error:\n    {}\nraise"
 
 

@@ -23,6 +23,15 @@ def everything():
               cuda.Stream, cuda.graphs, cuda.memory, cuda.nvtx, cuda.streams)
     return [(owner, dict(vars(owner))) for owner in owners]
 before = everything()
+names = {*globals(), "names"}
+"""
+
+CLEAR = """
+for name in {*globals()} - names:
+    if not name.startswith("_"):
+        del globals()[name]
+%gpumem_free
+%gpumem_virtual off
 """
 
 TRAIN = """
@@ -59,7 +68,7 @@ def kernel(shared):
     reply = shared.run("%gpumem_virtual on --gpu T4")
     assert reply.status == "ok", reply.shown
     yield shared
-    shared.run("x = y = z = net = optimizer = loss = None\n%gpumem_virtual off", store_history=False)
+    shared.run(CLEAR, store_history=False)  # a check stays in storages as long as tensors are left
     assert shared.value("torch.cuda.is_available(), torch.cuda.device_count()") == "(False, 0)"
     assert shared.value(DIFFERENT) == "[]"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from pathlib import Path
 
@@ -293,11 +294,8 @@ def test_wrapped_errors_are_found():
             raise KeyError("while handling") from None
     except KeyError as outer:
         assert find_oom(outer)[0] is inner
-
-    class Group(Exception):
-        exceptions = (ValueError("other"), inner)
-
-    assert find_oom(Group())[0] is inner
+    group = getattr(builtins, "ExceptionGroup", None) or pytest.importorskip("exceptiongroup").ExceptionGroup
+    assert find_oom(group("several", [ValueError("other"), inner]))[0] is inner
     assert find_oom(ValueError("no memory was involved")) is None
 
 
