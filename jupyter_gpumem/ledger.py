@@ -295,7 +295,6 @@ class PeakLedger:
 
     def _torch_imported(self) -> None:
         with self._lock:
-            self._import_watch = None
             self.attach()
 
     def _unwatch_if_idle(self) -> None:

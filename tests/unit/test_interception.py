@@ -218,9 +218,9 @@ def test_an_error_of_the_binding_is_the_users(log):
 
 
 def test_the_import_watch_finds_nothing_and_calls_back_once():
-    """It answers every search with nothing, reacts to one name, and is gone by the time it calls back."""
+    """It answers every search with nothing, and reacts to one name, the first time."""
     found = []
-    watch = TorchImportWatch(lambda: found.append(watch in sys.meta_path))
+    watch = TorchImportWatch(lambda: found.append("called"))
     before = list(sys.meta_path)
     watch.install()
     try:
@@ -229,11 +229,35 @@ def test_the_import_watch_finds_nothing_and_calls_back_once():
         assert watch.find_spec("torch.cuda") is None
         assert found == []
         assert watch.find_spec("torch.cuda.memory", ["somewhere"]) is None
-        assert found == [False]
+        assert watch.find_spec("torch.cuda.memory", ["somewhere"]) is None
+        assert found == ["called"]
     finally:
         watch.remove()
     assert sys.meta_path == before
     watch.remove()
+
+
+def test_two_import_watches_and_the_finder_behind_them_are_all_asked():
+    """Python walks through the list of finders itself: one that left it meanwhile would hide the next one."""
+    found = []
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            found.append(name)
+
+    watches = [TorchImportWatch(lambda number=number: found.append(number)) for number in (1, 2)]
+    finder = Finder()
+    sys.meta_path.insert(0, finder)
+    for watch in watches:
+        watch.install()
+    try:
+        for one in sys.meta_path:  # as `importlib._bootstrap._find_spec` does
+            if one.find_spec("torch.cuda.memory", []) is not None or one is finder:
+                break
+        assert found == [2, 1, "torch.cuda.memory"]
+    finally:
+        for one in (*watches, finder):
+            sys.meta_path.remove(one)
 
 
 FAKE_TORCH = {
@@ -308,7 +332,6 @@ def test_a_reset_in_the_cell_that_imports_torch_is_folded(in_process_with_fake_t
 
         import torch
         assert torch.__file__.startswith(sys.path[0])
-        assert sys.meta_path == before  # called once and gone
         from torch.cuda.memory import reset_peak_memory_stats  # a name taken early still goes through the bindings
         torch.cuda.started = True
         torch._C.spike(1000)
@@ -320,7 +343,7 @@ def test_a_reset_in_the_cell_that_imports_torch_is_folded(in_process_with_fake_t
         ((backend, index), span), = ledger.close(interval).items()
         assert (backend.kind, index, span.peak_allocated, span.doubt) == ("cuda", 0, 1000, None)
         assert torch.cuda.max_memory_allocated() == 10
-        assert not ledger.watching
+        assert not ledger.watching and sys.meta_path == before
         assert not hasattr(torch._C._cuda_memoryStats, "__wrapped__")
     """)
 
