@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_gpumem.notebook import LAST_ERROR
 
@@ -137,13 +137,13 @@ def _running(notebook: Notebook) -> Iterator[tuple[FrameType, str]]:
     """Yield the frames of the functions that run now with where that is; not the notebook's machinery, nor ours."""
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
-    for ident, top in sys._current_frames().items():
-        frame: FrameType | None = top
+    # No name may keep this very frame: it would keep itself then, and with its callers' frames all that was found.
+    for ident, frame in cast("dict[int, FrameType | None]", sys._current_frames()).items():
         where = "" if ident == own else f" in thread {threads.get(ident, ident)}"
         while frame is not None:
             if namespace_of(frame) is not notebook.names and not _is_machinery(frame):
                 yield frame, where
-            frame = frame.f_back
+            frame = frame.f_back  # noqa: PLW2901
 
 
 def _is_machinery(frame: FrameType) -> bool:
