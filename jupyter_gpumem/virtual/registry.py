@@ -25,10 +25,11 @@ _passed: set[str] = set()
 class _Place:
     """An operator's place for a dispatch key; of the name `_`, that of all that have none of their own."""
 
-    __slots__ = ("kernel", "text")
+    __slots__ = ("kernel", "refuse", "text")
 
     def __init__(self, name: str, key: str) -> None:
-        self.kernel: Kernel = self.refuse
+        self.refuse: Kernel = _refuse_cuda if key == "CUDA" else self._refuse
+        self.kernel = self.refuse
         self.text = "an operator" if name == "_" else name.partition(".")[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +41,7 @@ class _Place:
         else:
             _library("aten").impl(name, call, key)
 
-    def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise what there is to say while no virtual GPU is on."""
         __tracebackhide__ = True
         op = args[0] if args else None
@@ -48,6 +49,13 @@ class _Place:
         raise UnavailableError(
             f"the virtual GPU is off, and {name} was called for a tensor of it; switch it on and make the tensor again"
         )
+
+
+def _refuse_cuda(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raise what PyTorch says of `cuda` here: it asks its own question only once, which a virtual GPU has answered."""
+    __tracebackhide__ = True
+    torch.cuda._lazy_init()
+    raise RuntimeError("No CUDA GPUs are available")
 
 
 class Registry:

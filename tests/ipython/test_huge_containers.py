@@ -23,17 +23,19 @@ def fail():
     act = take(32)
     raise ValueError('no')
 """
-BUDGET = 50_000
+MORE = 20_000
+"""So many objects are looked at beyond those that the process of the tests has already: the tests themselves, say."""
 KEEP = "try:\n    fail()\nexcept ValueError as error:\n    {}\nraise"
 
 
 @pytest.fixture
 def gpu(bare, monkeypatch):
-    """Cells with the extension and a virtual GPU of 8 GiB, and searches that end early."""
-    monkeypatch.setattr(letting_go, "survey", functools.partial(survey, budget=BUDGET))
+    """Cells with the extension and a virtual GPU of 8 GiB, and a `budget` with which searches end early."""
     gc.collect()
     assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
     assert bare(PREPARE).error is None
+    bare.budget = bare.shell.run_line_magic("gpumem_who", "-o --budget 10000000").visited + MORE
+    monkeypatch.setattr(letting_go, "survey", functools.partial(survey, budget=bare.budget))
     yield bare
     bare.shell.reset(new_session=False)
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -49,7 +51,7 @@ def test_a_huge_list_hides_no_other_variable(gpu):
     gpu("import numpy as np\narray = np.empty(100_000, dtype=object); array[:] = [[] for _ in range(100_000)]")
     gpu("tokens = [[1, 2] for _ in range(100_000)]; more = {n: [n] for n in range(100_000)}")
     gpu("model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False, device='cuda')); x = take(8)")
-    record = gpu.shell.run_line_magic("gpumem_who", f"-o --budget {BUDGET}")
+    record = gpu.shell.run_line_magic("gpumem_who", f"-o --budget {gpu.budget}")
     assert not record.complete
     assert {h.name: h.allocated for h in record.devices[0].holders} == {"first": MiB, "model": 4 * MiB, "x": 8 * MiB}
     assert "The search ended after" in str(record)

@@ -16,7 +16,7 @@ from jupyter_gpumem.units import MiB
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from jupyter_gpumem.virtual import session  # noqa: E402
+from jupyter_gpumem.virtual import registry, session  # noqa: E402
 from jupyter_gpumem.virtual.values import VirtualValueWarning  # noqa: E402
 
 WORKSPACES = 65 * MiB  # on an H200: cuBLAS forwards and backwards 32 MiB each, cuBLASLt 1 MiB
@@ -598,6 +598,16 @@ def test_a_large_model_costs_nothing(gpu):
 
 
 # Off
+
+
+def test_what_pytorch_says_without_a_gpu_is_its_own_afterwards():
+    """It asks for CUDA once in a process, which a virtual GPU has answered: then an operator itself has to say it."""
+    session.start("T4")
+    torch.empty(1, device="cuda")
+    session.stop()
+    for name in ("empty.memory_format", "empty_strided"):
+        with pytest.raises((AssertionError, RuntimeError), match=r"not compiled with CUDA|NVIDIA driver|No CUDA"):
+            registry._places[name, "CUDA"].kernel([2])
 
 
 def test_off_restores_everything():
