@@ -28,3 +28,21 @@ def test_scenario(virtual, scenario):
     assert found.named, found.holder
     assert found.closes, found
     assert found.returned, found
+
+
+def test_a_huge_list_hides_no_other_variable():
+    """Names before and after it, and what is nested in them, are found before the budget goes to its elements."""
+    with Kernel() as kernel:
+        kernel.run("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB\nimport torch, numpy as np")
+        kernel.run("def take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')")
+        kernel.run("first = {'a': [take(1)]}")
+        kernel.run("array = np.empty(100_000, dtype=object); array[:] = [[] for _ in range(100_000)]")
+        kernel.run("tokens = [[1, 2] for _ in range(100_000)]; more = {n: [n] for n in range(100_000)}")
+        kernel.run(
+            "model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False, device='cuda')); x = take(8)\n"
+            "books = %gpumem_who -o --budget 20000"
+        )
+        assert kernel.value("books.complete") == "False"
+        found = kernel.value("{h.name: h.allocated // 2**20 for h in books.devices[0].holders}")
+        assert found == "{'x': 8, 'model': 4, 'first': 1}"
+        assert kernel.value("'The search ended after' in str(books)") == "True"
