@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from jupyter_gpumem.notebook import LAST_ERROR
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MiB = 2**20
 
@@ -78,6 +81,26 @@ def bare(
     shell.extension_manager.unload_extension("jupyter_gpumem")
     atexit.unregister(shell.atexit_operations)  # it would only tidy up after the process
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def on_virtual(bare: Cells) -> Iterator[Callable[..., Cells]]:
+    """Return a function that switches a virtual GPU on in a fresh shell, and runs cells there; off afterwards."""
+    from jupyter_gpumem.virtual import session
+
+    def switch_on(card: str, *prepare: str) -> Cells:
+        gc.collect()
+        for cell in (f"%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu {card}", *prepare):
+            assert bare(cell).error is None
+        return bare
+
+    yield switch_on
+    bare.shell.reset(new_session=False)
+    for name in LAST_ERROR:
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()
+    session.stop()
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-
 import pytest
 
 from jupyter_gpumem.oom import observer
@@ -23,16 +20,9 @@ take(15000)
 
 
 @pytest.fixture
-def gpu(bare):
+def gpu(on_virtual):
     """Cells with the extension and a virtual GPU of 24 GiB that nothing has used yet."""
-    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB").error is None
-    yield bare
-    bare.shell.reset(new_session=False)
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    gc.collect()
-    session.stop()
+    return on_virtual("24GiB")
 
 
 def waiting():

@@ -11,7 +11,6 @@ from IPython.core.error import UsageError
 
 from jupyter_gpumem.holding.ranking import Ranking
 from jupyter_gpumem.units import MiB
-from jupyter_gpumem.virtual import session
 
 torch = pytest.importorskip("torch")
 
@@ -29,18 +28,9 @@ FAIL = "def fail():\n    act = take(32)\n    raise ValueError('no')"
 
 
 @pytest.fixture
-def gpu(bare):
+def gpu(on_virtual):
     """Cells with the extension and a virtual GPU of 8 GiB; `take(mib)` allocates."""
-    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
-    assert bare(TAKE).error is None
-    assert bare(FAIL).error is None
-    yield bare
-    bare.shell.reset(new_session=False)
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    gc.collect()
-    session.stop()
+    return on_virtual("8GiB", TAKE, FAIL)
 
 
 def allocated():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import types
 
@@ -12,7 +11,6 @@ import pytest
 from jupyter_gpumem import letting_go
 from jupyter_gpumem.holding import survey
 from jupyter_gpumem.units import MiB
-from jupyter_gpumem.virtual import session
 
 torch = pytest.importorskip("torch")
 
@@ -29,20 +27,12 @@ KEEP = "try:\n    fail()\nexcept ValueError as error:\n    {}\nraise"
 
 
 @pytest.fixture
-def gpu(bare, monkeypatch):
+def gpu(on_virtual, monkeypatch):
     """Cells with the extension and a virtual GPU of 8 GiB, and a `budget` with which searches end early."""
-    gc.collect()
-    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
-    assert bare(PREPARE).error is None
-    bare.budget = bare.shell.run_line_magic("gpumem_who", "-o --budget 10000000").visited + MORE
-    monkeypatch.setattr(letting_go, "survey", functools.partial(survey, budget=bare.budget))
-    yield bare
-    bare.shell.reset(new_session=False)
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    gc.collect()
-    session.stop()
+    cells = on_virtual("8GiB", PREPARE)
+    cells.budget = cells.shell.run_line_magic("gpumem_who", "-o --budget 10000000").visited + MORE
+    monkeypatch.setattr(letting_go, "survey", functools.partial(survey, budget=cells.budget))
+    return cells
 
 
 def test_what_a_huge_list_holds_is_found_within_the_budget(gpu):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 
 import pytest
 
 from jupyter_gpumem import incidents
 from jupyter_gpumem.units import GiB, MiB
-from jupyter_gpumem.virtual import session
 
 torch = pytest.importorskip("torch")
 
@@ -26,17 +24,9 @@ SENTENCE = VERDICT.format("8.79 GiB")
 
 
 @pytest.fixture
-def gpu(bare):
+def gpu(on_virtual):
     """Cells with the extension and a virtual GPU of 8 GiB; `fail()` runs out of its memory while it holds 64 MiB."""
-    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
-    assert bare(PREPARE).error is None
-    yield bare
-    bare.shell.reset(new_session=False)
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    gc.collect()
-    session.stop()
+    return on_virtual("8GiB", PREPARE)
 
 
 def said(texts):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-
 import pytest
 
 from jupyter_gpumem.holding import ranking
 from jupyter_gpumem.units import MiB
-from jupyter_gpumem.virtual import session
 
 torch = pytest.importorskip("torch")
 
@@ -30,18 +26,9 @@ def unwilling(*kinds):
 
 
 @pytest.fixture
-def gpu(bare):
+def gpu(on_virtual):
     """Cells with the extension and a virtual GPU of 8 GiB, and `unwilling(*kinds)`, which makes a class."""
-    gc.collect()
-    assert bare("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 8GiB").error is None
-    assert bare(PREPARE).error is None
-    yield bare
-    bare.shell.reset(new_session=False)
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    gc.collect()
-    session.stop()
+    return on_virtual("8GiB", PREPARE)
 
 
 def held(gpu):
