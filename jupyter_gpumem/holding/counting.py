@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .collector import in_parts
 from .edges import elements_of, holds_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable
 
     from .tensors import Torch
-
-_AT_ONCE = 20_000
-"""Objects whose references are listed by one call: there are millions of them, and a list of all takes memory."""
-
-
-def referents(items: list[Any]) -> Iterator[list[Any]]:
-    """Yield what some objects refer to, with repetitions, in parts."""
-    for start in range(0, len(items), _AT_ONCE):
-        yield gc.get_referents(*items[start : start + _AT_ONCE])
 
 
 def references(items: list[Any], wanted: Container[int]) -> Counter[int]:
     """Return how many references some objects have to others, by the ids of those; arrays of objects included."""
     seen: Counter[int] = Counter()
-    for found in referents(items):
+    for found in in_parts(items):
         seen.update(filter(wanted.__contains__, map(id, found)))
     for item in items:
         if holds_objects(item):

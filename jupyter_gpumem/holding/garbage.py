@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .collector import referents
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -38,13 +40,13 @@ def unreachable(walk: Walk, leading: dict[int, Any]) -> list[Any]:
             to what the walk has not reached, but this.
     """
     rest = [item for item in leading.values() if walk.number(item) is None]
-    inside = Counter(key for item in rest for key in map(id, gc.get_referents(item)))
+    inside = Counter(key for item in rest for key in map(id, referents([item])))
     own = _references_of_ours()
     doubtful = {id(item): item for item in rest if sys.getrefcount(item) - own <= inside[id(item)]}
     frontier = [item for item in rest if id(item) not in doubtful]
     del rest
     while frontier:
-        children = {key for item in frontier for key in map(id, gc.get_referents(item))}
+        children = {key for item in frontier for key in map(id, referents([item]))}
         frontier = [doubtful.pop(key) for key in children & doubtful.keys()]
     return list(doubtful.values())
 

@@ -18,7 +18,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from .classes import is_a, module_of, name_of
-from .counting import references, referents, surplus
+from .collector import in_parts, objects
+from .counting import references, surplus
 from .edges import ATOMS, elements_of, holds_objects, task_type
 from .tensors import attributes_of, ndarray_types
 
@@ -59,7 +60,7 @@ class Arrays:
         if not ndarray_types():
             return found
         waiting: dict[int, Any] = {}
-        for those in referents(gc.get_objects()):
+        for those in in_parts(objects()):
             kinds = {id(kind): kind for kind in map(type, those)}
             arrays = {key for key, kind in kinds.items() if issubclass(kind, ndarray_types())}
             if arrays:
@@ -138,7 +139,7 @@ def _holders(items: list[Any], passed: set[int], torch: Torch, arrays: Arrays) -
 def _referring(items: list[Any]) -> list[Any]:
     """Return what refers to some of many objects; in one pass, where asking for each takes too long."""
     wanted, found = set(map(id, items)), []
-    everything = gc.get_objects()
+    everything = objects()
     for start in range(0, len(everything), _FEW):
         part = everything[start : start + _FEW]
         if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
@@ -150,7 +151,7 @@ def _follow_all(found: dict[int, Any], waiting: list[int], arrays: dict[int, lis
     """Add what leads to objects that wait, from a list of all references."""
     parents: dict[int, list[Any]] = defaultdict(list, {key: list(those) for key, those in arrays.items()})
     passed |= {id(waiting), id(parents), *map(id, parents.values())}
-    for item in gc.get_objects():
+    for item in objects():
         if id(item) not in passed:
             for child in map(id, gc.get_referents(item)):
                 parents[child].append(item)

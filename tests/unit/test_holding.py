@@ -351,6 +351,28 @@ def test_everything_without_a_name_is_found_from_below(gpu, monkeypatch, asked):
 
 
 @pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
+def test_the_c_half_of_asyncio_is_not_asked(gpu, monkeypatch, asked):
+    """Its answer ties freed memory into a ring before Python 3.12.6: the next search or collection never ends."""
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
+    about = sys.modules["_asyncio"]
+    ask, answers = gc.get_referents, []
+
+    def asked_about(*items):
+        answers.append(any(item is about for item in items))
+        return ask(*items)
+
+    library = types.ModuleType("some_library")
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    hide(library)
+    monkeypatch.setattr(gc, "get_referents", asked_about)
+    survey(Notebook(Shell(module=about, nested=[about])))
+    vars(library.kept()).clear()
+    assert len(answers) > 10
+    assert not any(answers)
+
+
+@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
 def test_what_uses_a_class_or_function_does_not_hold_it(gpu, monkeypatch, asked):
     """Half of a process leads to a class such as `Module`: its module holds it, and nothing else is looked at."""
     monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
