@@ -7,6 +7,7 @@ registered passes a call on to the kernel of the virtual GPU that is on, and ref
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -38,7 +39,9 @@ class _Place:
 
         if name == "_":
             _library("_").fallback(call, key)
-        else:
+            return
+        with warnings.catch_warnings():  # PyTorch's builds for CUDA warn that their own kernel is replaced: it is meant
+            warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
             _library("aten").impl(name, call, key)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
