@@ -101,7 +101,7 @@ def follow(
         written: those of its tensors that it writes to.
         results: what it returned.
     """
-    given = list(_flat(results))
+    given = list(_flat(results)) or written  # operators on lists return nothing where they write
     if not given or not all(_followed(tensor) for tensor in given):
         for tensor in written:
             forget(tensor)
@@ -118,12 +118,12 @@ def follow(
         for tensor in written:
             forget(tensor)
         return
+    for tensor in written:
+        _mark(tensor, sure=not on_host.assumed)
     fresh = found if isinstance(found, (list, tuple)) else [found]
     touched = {id(tensor) for tensor in written}
     for tensor, value in zip(given, _flat(fresh), strict=False):
-        if id(tensor) in touched:
-            _mark(tensor, sure=not on_host.assumed)
-        else:
+        if id(tensor) not in touched:
             write(tensor, value, sure=not on_host.assumed)
 
 

@@ -331,6 +331,18 @@ def test_what_follows_from_the_host_is_known(gpu):
         assert torch.full((), 2.5, device="cuda").item() == 2.5
 
 
+def test_steps_that_are_counted_on_the_device_are_known(gpu):
+    """Optimizers count so under a default device, with one operator for all, and divide by what comes of it."""
+    steps = [torch.tensor(0.0, device="cuda") for _ in range(2)]
+    torch._foreach_add_(steps, 1)
+    torch._foreach_mul_(steps, [2.0, 3.0])
+    assert [step.item() for step in steps] == [2, 3]
+    weights = [torch.ones(4, device="cuda"), steps[0]]
+    torch._foreach_add_(weights, 1)  # of some the values are not followed
+    with pytest.warns(UserWarning, match="no value"):
+        weights[1].item()
+
+
 def test_what_is_random_is_not_known_and_takes_nothing_from_the_host(gpu):
     state = torch.random.get_rng_state()
     ids = torch.randint(0, 100, (4,), device="cuda")
