@@ -105,14 +105,16 @@ def run(client, code: str) -> str:
 
 def table(results: dict) -> str:
     lines = [f"{results['device']}, torch {results['versions']['torch']}", ""]
-    lines.append(f"{'':24}{'empty cell':>14}{'added':>12}{'100,000 allocations':>22}{'fastest quarter':>18}")
+    lines.append(
+        f"{'':24}{'empty cell':>14}{'added':>12}{'in a row':>12}{'100,000 allocations':>22}{'fastest quarter':>18}"
+    )
     for name, row in results["variants"].items():
         if "error" in row:
             lines.append(f"{name:24}{row['error']}")
             continue
         slower = row.get("allocations_ratio")
         lines.append(
-            f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms"
+            f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms{row['in_a_row_added_ms']:9.3f} ms"
             + (
                 f"{100 * (slower - 1):+14.2f} ± {100 * row['allocations_ratio_error']:.2f} %"
                 f"{100 * (row['allocations_ratio_fastest_quarter'] - 1):+16.2f} %"

@@ -8,6 +8,7 @@ import io
 import json
 import random
 import statistics
+import threading
 import time
 
 import torch
@@ -28,12 +29,23 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 shell.push({"f": f, "display": display})
 
 
-def timed(cell: str) -> float:
+PAUSE = 0.005
+"""Seconds before a cell that a user runs by hand. The processor falls asleep meanwhile: all is slower then for a while,
+what is measured as well as what measures."""
+
+
+def timed(cell: str, pause: float) -> float:
     """Run one cell as the kernel does and return its seconds; what it prints is thrown away.
 
-    The pause lets the kernel's output thread finish with the cell before, as it has between the cells of a user.
+    Without a pause it is one of many in a row, as "Run All" runs them: only the kernel's output thread is waited for,
+    as the kernel's own messages between two cells leave it time.
     """
-    time.sleep(0.005)
+    if pause:
+        time.sleep(pause)
+    else:
+        finished = threading.Event()
+        shell.kernel.iopub_thread.schedule(finished.set)
+        finished.wait()
     with contextlib.redirect_stdout(io.StringIO()):
         began = time.perf_counter()
         result = shell.run_cell(cell)
@@ -96,19 +108,23 @@ def measure(rounds: int, heavy_rounds: int, *, heavy_peers: bool) -> None:
         (own, rounds, ALLOCATING, heavy_rounds),
         (PEERS, max(1, rounds // 10), PEERS if heavy_peers else (), 1),  # they take up to a minute a cell
     ):
-        empty, failed = run_rounds(names, 1, empty_rounds)
-        heavy, failed_too = run_rounds(allocating, 2, allocating_rounds)
+        empty, failed = run_rounds(names, 1, empty_rounds, PAUSE)
+        in_a_row, failed_in_a_row = run_rounds(names, 1, empty_rounds, 0)
+        heavy, failed_too = run_rounds(allocating, 2, allocating_rounds, PAUSE)
         if names is own:
             plain_empty = statistics.median(empty["plain"] + empty["plain again"])
+            plain_in_a_row = statistics.median(in_a_row["plain"] + in_a_row["plain again"])
             plain_heavy = heavy["plain"] + heavy["plain again"]
         for name in names:
-            errors = failed | failed_too
+            errors = failed | failed_in_a_row | failed_too
             results[name] = (
                 {"error": errors[name]}
                 if name in errors
                 else {
                     "empty_ms": round(1e3 * statistics.median(empty[name]), 4),
                     "empty_added_ms": round(1e3 * (statistics.median(empty[name]) - plain_empty), 4),
+                    "in_a_row_ms": round(1e3 * statistics.median(in_a_row[name]), 4),
+                    "in_a_row_added_ms": round(1e3 * (statistics.median(in_a_row[name]) - plain_in_a_row), 4),
                     "runs": [len(empty[name]), len(heavy.get(name, ()))],
                 }
                 | (slow_down(heavy[name], plain_heavy) if name in heavy else {})
@@ -132,7 +148,7 @@ def slow_down(seconds: list[float], plain: list[float]) -> dict:
     }
 
 
-def run_rounds(names, column: int, rounds: int) -> tuple[dict, dict]:
+def run_rounds(names, column: int, rounds: int, pause: float) -> tuple[dict, dict]:
     """Run each cell once in each round, in a new order each time; returns the seconds, and what failed."""
     times: dict = {name: [] for name in names}
     failed: dict = {}
@@ -144,7 +160,7 @@ def run_rounds(names, column: int, rounds: int) -> tuple[dict, dict]:
                 continue
             try:
                 with variant[0]():
-                    took = timed(variant[column])
+                    took = timed(variant[column], pause)
             except Exception as error:  # noqa: BLE001 - a peer that does not run here is a result too
                 failed[name] = f"{type(error).__name__}: {error}"[:200]
                 continue
