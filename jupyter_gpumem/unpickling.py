@@ -7,13 +7,12 @@ is. What passes goes to an unpickler that admits no globals either.
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import pickle
 import stat
 import zlib
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 from .errors import RecordingError
 from .opcodes import Scanner
@@ -31,6 +30,7 @@ reach a ratio of 50, a bomb 1,000."""
 
 _FIRST, _PIECE = 1 << 16, 1 << 18
 _PROTOCOLS = range(2, 6)
+_FRAME = b"\x95"
 
 _GUESSES = (
     (b"PK\x03\x04", "it is a zip archive, such as a PyTorch checkpoint"),
@@ -69,14 +69,14 @@ def load_plain(path: Path) -> Any:
     name = path.name
     try:
         with _opened(path) as file:
-            data = _read(file, name)
+            pieces = _read(file, name)
     except (OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise RecordingError(
             f"{str(path)!r:.200} cannot be read: {reason}; name a file saved as a recording"
         ) from error
     try:
-        return _load(data)
+        return _load(pieces)
     except RecordingError as error:
         raise RecordingError(f"{name} is not a recording: {error}") from None
     except (
@@ -103,29 +103,28 @@ def _opened(path: Path) -> IO[bytes]:
         raise
 
 
-def _read(file: IO[bytes], name: str) -> io.BytesIO:
-    """Return the pickle in a file, scanned and unpacked.
+def _read(file: IO[bytes], name: str) -> list[bytes]:
+    """Return the pickle in a file, scanned and unpacked, in pieces.
 
     Raises:
         RecordingError: it is none, or not a plain one; no more was read than it took to see that.
     """
-    scanner, data = Scanner(), io.BytesIO()
+    scanner, found = Scanner(), list[bytes]()
     for piece in _pieces(file, name):
-        if not data.tell():
+        if not found:
             _check_head(piece, name)
         try:
             scanner.feed(piece)
         except RecordingError as error:
             raise RecordingError(f"{name} is not a recording: {error}") from None
-        data.write(piece)
-    if not data.tell():
+        found.append(piece)
+    if not found:
         raise RecordingError(f"{name} is empty; save the recording again")
     try:
         scanner.finish()
     except RecordingError as error:
         raise RecordingError(f"{name} is not a recording: {error}") from None
-    data.seek(0)
-    return data
+    return found
 
 
 def _check_head(piece: bytes, name: str) -> None:
@@ -183,12 +182,35 @@ class _PlainUnpickler(pickle.Unpickler):
         raise RecordingError("it refers to objects outside of it, which no recording does")
 
 
-def _load(data: io.BytesIO) -> Any:
-    # A million dicts and no garbage among them: with the collector on, most of the time would go into looking for some.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _PlainUnpickler(data).load()
-    finally:
-        if collecting:
-            gc.enable()
+class _Pieces(io.RawIOBase):
+    """A file made of pieces of bytes; each is let go of once it was read."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._left, self._first, self._at = pieces[::-1], b"", 0
+        pieces.clear()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size < 0:
+            return self.readall()
+        end = self._at + size
+        while self._left and end > len(self._first):
+            self._first, end, self._at = self._first[self._at :] + self._left.pop(), end - self._at, 0
+        found, self._at = self._first[self._at : end], end
+        return found
+
+    def readinto(self, buffer: Any, /) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def _load(pieces: list[bytes]) -> Any:
+    """Return what a pickle in pieces holds; the list is empty then, and each piece is gone once it was unpickled."""
+    # An unpickler asks for frames, as every writer makes them since protocol 4; without, for each opcode by itself,
+    # unless the file can be looked ahead in.
+    framed = pieces[0][2:3] == _FRAME
+    file = _Pieces(pieces)
+    return _PlainUnpickler(cast("IO[bytes]", file if framed else io.BufferedReader(file, _PIECE))).load()

@@ -265,6 +265,6 @@ def test_the_unpickler_alone_admits_no_globals():
     """The second lock holds without the first: no global and no persistent id passes the unpickler itself."""
     for name in ("os.system", "persistent id binary", "stack global"):
         with pytest.raises(RecordingError):
-            unpickling._load(io.BytesIO(HOSTILE[name]))
+            unpickling._load([HOSTILE[name]])
     with pytest.raises((RecordingError, ValueError)):
-        unpickling._load(io.BytesIO(HOSTILE["ext1"]))
+        unpickling._load([HOSTILE["ext1"]])
