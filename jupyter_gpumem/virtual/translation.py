@@ -1,4 +1,4 @@
-"""`cuda` means the virtual device wherever users write it, and is what they read.
+"""`cuda` means the virtual device wherever users write it; what they read is in `appearance`.
 
 Nothing here is a mode: functions that take a device are replaced by ones that translate it, so that everything else
 costs what it cost before, and every thread sees the same.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import torch
 from torch.jit import _builtins as builtins
 from torch.jit import _recursive
 
-from . import known, refusals
-from .storages import BACKEND, devices, new_storage
+from . import appearance, refusals
+from .storages import BACKEND, devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 _raw_device = torch._C.TensorBase.device.__get__
 _on_cpu = torch._C.TensorBase.is_cpu.__get__
-_raw_data = torch._C.TensorBase.data
-_raw_storage_device = torch._C.StorageBase.device.__get__ if hasattr(torch._C.StorageBase, "device") else None
 _SUBCLASSES = {"_make_wrapper_subclass": (7, "device"), "_make_subclass": (99, "device_for_backend_keys")}
 """What makes tensors of subclasses, with the position and the name of the argument that is their device."""
 _OTHER_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
@@ -61,11 +58,11 @@ class Translation:
             "_make_moves",
             "_make_methods",
             "_make_subclasses",
-            "_make_attributes",
-            "_make_storages",
             "_make_contexts",
         ):
             getattr(self, name)()
+        appearance.of_tensors(self.inside, self.shown, self.patches)
+        appearance.of_storages(self.device, self.memory, self.shown, self.patches)
 
     def close(self) -> None:
         """Let replacements that somebody has kept be without effect."""
@@ -95,8 +92,6 @@ class Translation:
         if not 0 <= index < len(self.inside):
             raise torch.AcceleratorError("CUDA error: invalid device ordinal")
         return self.inside[index]
-
-    # What users write
 
     def _make_functions(self) -> None:
         from torch.utils._device import _device_constructors
@@ -232,97 +227,6 @@ class Translation:
 
         return make
 
-    # What users read
-
-    def _make_attributes(self) -> None:
-        shown, tensor = self.shown, torch.Tensor
-
-        # The commonest calls of all, for tensors of the host as well: what is asked of these first is what is cheapest.
-        host, names = torch.device("cpu"), dict(zip(self.inside, shown, strict=True))
-
-        def device(self: torch.Tensor) -> torch.device:
-            if _on_cpu(self):
-                return host
-            where = _raw_device(self)
-            return names.get(where, where)
-
-        def is_cuda(self: torch.Tensor) -> bool:
-            return not _on_cpu(self) and _raw_device(self).type in {BACKEND, "cuda"}
-
-        def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-            if _on_cpu(self) and _on_cpu(value):
-                _raw_data.__set__(self, value)
-                return
-            kinds = {_raw_device(self).type, _raw_device(value).type}
-            if BACKEND in kinds and len(kinds) > 1:
-                _exchange(self, value)
-            else:
-                _raw_data.__set__(self, value)
-
-        self.patches.set(tensor, "device", property(device))
-        self.patches.set(tensor, "is_cuda", property(is_cuda))
-        self.patches.set(tensor, "data", property(_raw_data.__get__, set_data))
-        compatible = torch._has_compatible_shallow_copy_type
-
-        def has_compatible_shallow_copy_type(input: torch.Tensor, from_: torch.Tensor) -> bool:  # noqa: A002
-            kinds = {_raw_device(input).type, _raw_device(from_).type}
-            return kinds == {BACKEND, "cpu"} or compatible(input, from_)
-
-        self.patches.set(torch, "_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type)
-        plain_str = torch._tensor_str._str
-
-        def show(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-            if tensor_contents is None and _raw_device(self).type == BACKEND:
-                tensor_contents = "..."
-                size = "" if self.is_nested or self.dim() == 0 else f", size={tuple(self.shape)}"
-                dtype = "" if self.dtype == torch.get_default_dtype() else f", dtype={self.dtype}"
-                grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
-                grad = grad or (", requires_grad=True" if self.requires_grad else "")
-                return f"tensor(..., device='{self.device}'{size}{dtype}{grad})"
-            return str(plain_str(self, tensor_contents=tensor_contents))
-
-        self.patches.set(torch._tensor_str, "_str", show)
-
-    def _make_storages(self) -> None:
-        untyped, memory, shown = torch.UntypedStorage, self.memory, self.shown
-        plain_device, plain_to, plain_clone = inspect.getattr_static(untyped, "device"), untyped.to, untyped.clone
-
-        def device(self: torch.UntypedStorage) -> torch.device:
-            where = plain_device.__get__(self)
-            return shown[where.index] if where.type == BACKEND else where
-
-        def copy(storage: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
-            __tracebackhide__ = True
-            made = new_storage(memory, index, storage.nbytes())
-            known.carry(made, storage)
-            return made
-
-        def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-            __tracebackhide__ = True
-            where = self_device(self, device)
-            if where is None:
-                return plain_to(self, device=device, non_blocking=non_blocking)
-            return self if where == plain_device.__get__(self) else copy(self, where.index)
-
-        def self_device(_storage: torch.UntypedStorage, device: Any) -> torch.device | None:
-            where = self.device(device)
-            return where if isinstance(where, torch.device) and where.type == BACKEND else None
-
-        def cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
-            __tracebackhide__ = True
-            return to(self, device="cuda" if device is None else device, non_blocking=non_blocking)
-
-        def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-            __tracebackhide__ = True
-            where = plain_device.__get__(self)
-            return copy(self, where.index) if where.type == BACKEND else plain_clone(self)
-
-        self.patches.set(untyped, "device", property(device))
-        self.patches.set(untyped, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
-        self.patches.set(untyped, "to", to)
-        self.patches.set(untyped, "cuda", cuda)
-        self.patches.set(untyped, "clone", clone)
-
     def _make_contexts(self) -> None:
         from torch.utils._device import DeviceContext, _device_constructors
 
@@ -345,23 +249,6 @@ class Translation:
             return func(*args, **kwargs)
 
         self.patches.set(DeviceContext, "__torch_function__", torch_function)
-
-
-def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Do what `tensor.data = value` does between CPU and CUDA: another tensor in the same Python object.
-
-    PyTorch allows that between its own devices only. Everybody who holds the object sees the change, as it must be for
-    tied weights and for an optimizer made earlier.
-    """
-    grad, hooks = tensor.grad, tensor._backward_hooks
-    with torch.no_grad():
-        fresh = value.detach().requires_grad_(tensor.requires_grad)
-    torch._C._swap_tensor_impl(tensor, fresh)
-    if hooks:
-        tensor._backward_hooks = hooks
-    if grad is not None:
-        grad.data = grad.to(tensor.device)
-        tensor.grad = grad
 
 
 def _type_name(kind: Any) -> str:
