@@ -37,12 +37,8 @@ def register(count: Callable[[], int]) -> None:
         count: how many virtual cards there are; 0 while they are off.
 
     Raises:
-        UnavailableError: PyTorch is too old, another package has taken the key, or a real GPU would be lost.
+        UnavailableError: another package has taken the key, or a real GPU would be lost.
     """
-    if not hasattr(torch._C, "_acc"):
-        raise UnavailableError(
-            f"a virtual GPU needs torch 2.9 or later, this is {torch.__version__}; update torch or use a real device"
-        )
     name = torch._C._get_privateuse1_backend_name()
     if name not in ({_WHILE_OFF, BACKEND} if _registered else {_WHILE_OFF}):
         raise UnavailableError(

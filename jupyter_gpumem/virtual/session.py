@@ -16,6 +16,9 @@ from jupyter_gpumem.arguments import check_text, shown
 from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 
+from . import requirements  # noqa: F401 - before what cannot be imported where it is not met
+
+# isort: split
 from . import attention, autocast, backend, claim, facade, recurrent, softmax, sparse
 from .cards import Card, parse_cards
 from .dispatch import Dispatcher

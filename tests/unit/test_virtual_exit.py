@@ -238,6 +238,20 @@ del x, model
 }
 
 
+@pytest.mark.parametrize("code", ["gm.virtual_gpu('T4')", "gm.predict(print)"])
+def test_an_older_pytorch_is_refused_in_one_line(code):
+    """Before anything is imported that names what came with a later one."""
+    done = run(
+        "import sys, torch, jupyter_gpumem as gm\n"
+        "del torch._C._acc; sys.modules['jupyter_gpumem.virtual.shapes'] = None\n"
+        f"for _ in range(2):\n    try: {code}\n    except gm.UnavailableError as error: print(error)"
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert len(lines) == 2
+    assert all(line.startswith("a virtual GPU needs torch 2.9 or later, this is ") for line in lines), lines
+
+
 def test_nothing_is_said_when_a_card_is_switched_on():
     """PyTorch's builds for CUDA warn of every kernel that is replaced, the first time."""
     done = run(
