@@ -107,7 +107,7 @@ def survey(
         UnavailableError: devices were named, and this process cannot have any; or the CUDA context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
-    check_whole("budget", budget)
+    budget = check_whole("budget", budget)
     if not (notebook is None or isinstance(notebook, Notebook)):
         raise InvalidValueError(f"notebook must be a Notebook or None for this session's, got {shown(notebook)}")
     check_context()

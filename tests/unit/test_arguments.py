@@ -166,6 +166,7 @@ def test_whole_numbers_of_any_kind_will_do(virtual, tmp_path):
     assert len(gm.whatif(r.recording, ["expandable_segments:True"], jobs=two, memory=1 << 34).results) == 2
     with gm.reserve(Whole()):
         pass
+    assert gm.holders(budget=two).complete is False
     del kept
 
 
