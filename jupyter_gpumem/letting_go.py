@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from .arguments import check_flag
 from .devices import check_context, give_back_everywhere, ready_devices
 from .fragments import fragmentation
 from .holding import leaving_nothing, survey
@@ -44,8 +45,12 @@ def free(
         notebook: whose; the session of this process if `None`.
 
     Raises:
+        InvalidValueError: a flag is neither `True` nor `False`, or the notebook is none.
         UnavailableError: the CUDA context is lost: freeing a tensor could end the process.
     """
+    flags = {"errors": errors, "outputs": outputs, "cycles": cycles, "cache": cache, "dry_run": dry_run}
+    for name, flag in flags.items():
+        check_flag(name, flag)
     check_context()
     notebook = Notebook.current() if notebook is None else notebook  # `survey` refuses what is none
     wanted = (errors, outputs, cycles, cache)

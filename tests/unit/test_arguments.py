@@ -32,7 +32,8 @@ TEXTS = (3.5, -1, True, ODD, [], {"a": 1}, b"y")
 
 WRONG = {
     "allocator_config": {"changes": TEXTS, "undo": FLAGS, "reset": FLAGS, "force": FLAGS},
-    "audit": {"threshold": NUMBERS[:-4], "devices": DEVICES},
+    "audit": {"threshold": NUMBERS[:-4], "compact": FLAGS, "devices": DEVICES},
+    "empty_cache": {"workspaces": FLAGS},
     "explain_oom": {"error": TEXTS},
     "find_batch_size": {
         "fn": (*FUNCTIONS, None),
@@ -41,11 +42,19 @@ WRONG = {
         "margin": NUMBERS,
         "on_trial": FUNCTIONS,
     },
-    "free": {"notebook": FUNCTIONS},
+    "free": {
+        "errors": FLAGS,
+        "outputs": FLAGS,
+        "cycles": FLAGS,
+        "cache": FLAGS,
+        "dry_run": FLAGS,
+        "notebook": FUNCTIONS,
+    },
     "holders": {"devices": DEVICES, "budget": NUMBERS},
     "limit": {"size": SIZES, "devices": DEVICES},
     "measure": {"function": TEXTS, "devices": DEVICES, "on_result": FUNCTIONS},
     "monitor": {"interval": NUMBERS[:-4], "threshold": NUMBERS[:-4], "on_exceed": FUNCTIONS},
+    "panel": {"inline": FLAGS},
     "predict": {
         "function": (*FUNCTIONS, None),
         "gpu": CARDS,
@@ -53,28 +62,16 @@ WRONG = {
         "runs": NUMBERS,
     },
     "read_recording": {"path": (*PATHS, None)},
-    "record": {"path": PATHS, "max_entries": NUMBERS},
-    "reserve": {"size": SIZES, "name": (3.5, ODD, [], b"y"), "device": DEVICES},
+    "record": {"path": PATHS, "max_entries": NUMBERS, "stacks": FLAGS},
+    "reserve": {"size": SIZES, "name": (3.5, ODD, [], b"y"), "device": DEVICES, "hold": FLAGS},
     "retry_on_oom": {"function": FUNCTIONS, "max_retries": NUMBERS, "on_retry": FUNCTIONS},
     "status": {"devices": DEVICES},
     "Tracker": {"devices": DEVICES},
     "virtual_gpu": {"gpu": (*CARDS, None), "settings": (3.5, -1, True, ODD, [1.5], b"y", "x")},
     "whatif": {"recording": (3.5, ODD, None), "progress": FUNCTIONS, "jobs": NUMBERS},
 }
-FREE = {
-    "compact",
-    "workspaces",
-    "errors",
-    "outputs",
-    "cycles",
-    "cache",
-    "dry_run",
-    "hold",
-    "stacks",
-    "inline",
-    "predict",
-}
-"""Flags that are as true as what is given for them, as everywhere in Python."""
+FREE = {"predict"}
+"""A flag that is as true as what is given for it, as everywhere in Python."""
 ELSEWHERE = {("whatif", "settings"), ("whatif", "memory"), ("whatif", "limit"), ("whatif", "device")}
 """What `test_comparison_inputs.py` tests."""
 
