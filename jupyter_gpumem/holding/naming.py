@@ -85,10 +85,10 @@ class _Writer:
             if not is_a(child, (dict, tuple, list)):
                 self.text += f", saved by {name_of(type(parent))}"
             return
-        if is_a(parent, dict):
-            self._key(parent, child, owner)
-        elif is_a(child, dict) and (child is attributes_of(parent) or child is namespace_of_class(parent)):
+        if is_a(child, dict) and (child is attributes_of(parent) or child is namespace_of_class(parent)):
             self._owner = parent
+        elif is_a(parent, dict):
+            self._key(parent, child, owner)
         else:
             self._other(parent, child)
 
@@ -99,7 +99,7 @@ class _Writer:
         elif is_a(owner, threading.local):
             self._owner = owner  # a dict of dicts, one for each thread
         elif key is _NONE:
-            self.text += " (a key)"
+            self._stored(parent, child, " (a key)")
         elif any(type(key) is kind for kind in _PLAIN):
             self.text += f"[{key!r:.{_LONGEST_KEY}}]"
         else:
@@ -111,9 +111,17 @@ class _Writer:
         else:
             self.text += f".{name}"
 
+    def _stored(self, parent: Any, child: Any, otherwise: str) -> None:
+        """Say an attribute of an object that also holds others in a way of its own; without one, that way."""
+        name = _attribute_name(parent, child)
+        if name is not None:
+            self._attribute(parent, name, child)
+        else:
+            self.text += otherwise
+
     def _other(self, parent: Any, child: Any) -> None:  # noqa: C901 - one case for each kind of object
         if is_a(parent, _SEQUENCES):
-            self.text += f"[{_index_of(parent, child)}]"
+            self._element(parent, child)
         elif is_a(parent, types.FunctionType):
             self._function(parent, child)
         elif is_a(parent, (types.CellType, *filter(None, [task_type()]))):
@@ -133,7 +141,7 @@ class _Writer:
                 self._local(frame, child)
         elif is_a(parent, BaseException):
             if not is_a(child, (BaseException, types.TracebackType)):
-                self.text += " (an argument of the exception)"
+                self._stored(parent, child, " (an argument of the exception)")
         elif is_a(parent, types.TracebackType):
             return
         elif is_a(parent, threading.local):
@@ -141,12 +149,19 @@ class _Writer:
         elif is_a(parent, ndarray_types()):
             self.text += f"[{_position(parent, child)}]"
         elif is_a(parent, (set, frozenset)):
-            self.text += " (an element)"
+            self._stored(parent, child, " (an element)")
         else:
             self._instance(parent, child)
 
+    def _element(self, parent: Any, child: Any) -> None:
+        index = _index_of(parent, child)
+        if index is None:
+            self._stored(parent, child, "[...]")
+        else:
+            self.text += f"[{index}]"
+
     def _instance(self, parent: Any, child: Any) -> None:
-        name = next((name for name, value in _attributes(parent) if value is child), None)
+        name = _attribute_name(parent, child)
         if name is not None:
             self._attribute(parent, name, child)
         elif self._torch is not None and self._torch.is_tensor(type(parent)):
@@ -190,14 +205,14 @@ def _key_of(mapping: dict[Any, Any], child: Any) -> Any:
     return _NONE
 
 
-def _index_of(sequence: Any, child: Any) -> int | str:
+def _index_of(sequence: Any, child: Any) -> int | None:
     kind = next(kind for kind in _SEQUENCES if is_a(sequence, kind))
     for index, item in enumerate(kind.__iter__(sequence)):
         if item is child:
             return index
         if index > _MOST_ELEMENTS:
             break
-    return "..."
+    return None
 
 
 def _position(array: Any, child: Any) -> str:
@@ -212,6 +227,10 @@ def _position(array: Any, child: Any) -> str:
         if index > _MOST_ELEMENTS:
             break
     return "..."
+
+
+def _attribute_name(item: Any, child: Any) -> str | None:
+    return next((name for name, value in _attributes(item) if value is child), None)
 
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import sys
@@ -512,6 +513,37 @@ def test_paths_are_written_as_a_person_would():
     partial = functools.partial(print, end)
     assert "an argument of partial" in path_text("p", [partial, end])
     assert path_text("m", [item.method, item]) == "m.__self__"
+
+
+@pytest.mark.parametrize("kind", [dict, list, collections.deque, set, ValueError, collections.OrderedDict])
+def test_attributes_of_containers(gpu, kind):
+    """What hangs on one beside its elements is an attribute, in its dict or in a slot."""
+
+    class Slotted(kind):
+        __slots__ = ("slot",)
+
+    class Own(Slotted):
+        """Has a dict besides."""
+
+    for name in ("beside", "slot"):
+        one = Own()
+        setattr(one, name, [take(1)])
+        assert lines(books(one=one))["variable", "one"].detail == f"one.{name}[0]"
+        del one
+
+
+def test_what_a_defaultdict_makes_its_values_with(gpu):
+    """Its function may hold what none of the values is."""
+
+    def factory(batch):
+        return lambda: batch
+
+    for made, text in (
+        (factory(take(1)), "cache.default_factory (closure variable batch of "),
+        (functools.partial(list, take(1)), "cache.default_factory (an argument of partial list)[0]"),
+    ):
+        cache = collections.defaultdict(made, number=1)
+        assert lines(books(cache=cache))["variable", "cache"].detail.startswith(text)
 
 
 def test_globals_are_not_a_functions_own():
