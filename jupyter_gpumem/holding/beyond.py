@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from . import garbage, roots
 from .classes import is_a, module_of, name_of
+from .collector import referents
 from .counting import references, surplus
 from .naming import describe
 from .ranking import Root, leading_down
@@ -51,6 +53,11 @@ def beyond_names(notebook: Notebook, walk: Walk, torch: Torch) -> list[Root]:
         if id(item) in gone
     ]
     walk.expand()  # garbage also holds what only PyTorch sees, such as the tensor that a view is of
+    found += [
+        Root("other", "a hook of an autograd graph", _OTHER, walk.enter([*dict.values(hooks), hooks]))
+        for hooks in _hooks_of_graphs(walk, leading)
+    ]
+    walk.expand()
     found += [
         Root("other", f"a {describe(item)} that other code holds", _OTHER, walk.enter([item]))
         for item in garbage.unreached(walk, map(leading.__getitem__, left))
@@ -106,6 +113,17 @@ def _shared(notebook: Notebook, walk: Walk, torch: Torch, known: dict[int, Any])
     others = [item for key, item in known.items() if key not in walk.numbers]
     seen = references([*walk.objects, *others], set(map(id, items)))
     return surplus(items, seen, torch, ours=2)  # the walk's list, and this one
+
+
+def _hooks_of_graphs(walk: Walk, leading: dict[int, Any]) -> list[dict[Any, Any]]:
+    """Return what the nodes of autograd graphs keep their hooks in; no node shows its own, to the collector neither."""
+    rest = garbage.unreached(walk, leading.values())
+    kept = set(map(id, referents(rest)))
+    return [
+        item
+        for item in rest
+        if type(item) is OrderedDict and id(item) not in kept and all(type(key) is int for key in item)
+    ]
 
 
 def _parts(module: Any) -> list[Any]:

@@ -82,8 +82,7 @@ class _Writer:
                 self.text, self._in_graph = f"the autograd graph of {self.text}", True
             return
         if torch is not None and torch.is_node(type(parent)):
-            if not is_a(child, (dict, tuple, list)):
-                self.text += f", saved by {name_of(type(parent))}"
+            self._saved(parent, child)
             return
         if is_a(child, dict) and (child is attributes_of(parent) or child is namespace_of_class(parent)):
             self._owner = parent
@@ -91,6 +90,15 @@ class _Writer:
             self._key(parent, child, owner)
         else:
             self._other(parent, child)
+
+    def _saved(self, node: Any, child: Any) -> None:
+        if child is attributes_of(node):
+            self.text += f", kept by {name_of(type(node))}"
+            self._owner = node
+        elif is_a(child, dict):
+            self.text += f", hooks of {name_of(type(node))}"
+        elif not is_a(child, (tuple, list)):
+            self.text += f", saved by {name_of(type(node))}"
 
     def _key(self, parent: dict[Any, Any], child: Any, owner: Any) -> None:
         key = _key_of(parent, child)
@@ -171,6 +179,8 @@ class _Writer:
             self.text += f" (in a {name_of(type(parent))})"
 
     def _part(self, torch: Torch, tensor: Any, child: Any) -> str:
+        if (hooks := torch.hooks_name(tensor, child)) is not None:
+            return f".{hooks}"
         if torch.read(tensor, "_base") is child:
             return " (a view)"
         is_grad = torch.read(tensor, "is_leaf") and torch.read(tensor, "grad") is child

@@ -141,6 +141,8 @@ class Ranking:
             return (_BORROWED if hasattr(kind, "variable") else _STEP), ""
         if torch.is_tensor(kind) and torch.is_node(type(item)):
             return _GRAPH, "graph"
+        if torch.is_tensor(kind):
+            return (_STEP, "") if torch.hooks_name(parent, item) is None else (_HOOK, "hook")
         if torch.optimizer is not None and issubclass(kind, torch.optimizer):
             names = attributes_of(parent) or {}
             self._states.add(id(names.get("state")))

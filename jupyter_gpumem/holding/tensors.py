@@ -119,6 +119,16 @@ class Torch:
             return self.read(tensor, "_base")
         return None
 
+    def hooks_name(self, tensor: Any, item: Any) -> str | None:
+        """Return the attribute in which a tensor keeps its hooks, if an object is that dict; otherwise `None`."""
+        if issubclass(type(item), dict):
+            with self.undisturbed():
+                for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                    with contextlib.suppress(*_UNUSABLE):
+                        if self.read(tensor, name) is item:
+                            return name
+        return None
+
     def leads_on(self, tensor: Any) -> bool:
         """Whether a tensor leads to others that Python does not see: its base, its graph, the parts of a sparse one."""
         with self.undisturbed(), contextlib.suppress(*_UNUSABLE):

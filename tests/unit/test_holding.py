@@ -176,6 +176,62 @@ def test_hooks(gpu):
     assert "_forward_hooks" in found["hook", "model"].detail
 
 
+def keeping(kept):
+    """Return a function that keeps something, as a hook that has to do with it does."""
+    return lambda *_: kept and None
+
+
+@pytest.mark.parametrize(
+    ("register", "where"),
+    [("register_hook", "_backward_hooks"), ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks")],
+)
+def test_hooks_of_tensors(gpu, register, where):
+    """They are a tensor's hooks as those of a module are a module's, and no part of the tensor."""
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    getattr(weight, register)(keeping(take(16)))
+    found = lines(books(weight=weight))
+    assert found["hook", "weight"].allocated == 16 * MiB
+    assert found["hook", "weight"].detail.startswith(f"weight.{where}[")
+    assert found["hook", "weight"].detail.endswith("(closure variable kept of keeping.<lambda>)")
+    assert found["variable", "weight"].allocated == 512
+
+
+def test_hooks_of_a_graph(gpu):
+    """No node that a tensor refers to shows its own, and a hook of a tensor that is gone is its node's."""
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    between = weight.exp()
+    between.register_hook(keeping(take(1)))
+    total = between.sum()
+    del between
+    total.grad_fn.register_hook(keeping(take(2)))
+    total.grad_fn.register_prehook(keeping(take(4)))
+    record = books(weight=weight, total=total)
+    hooks = [h for h in record.holders if h.name == "a hook of an autograd graph"]
+    assert [h.allocated // MiB for h in hooks] == [4, 2, 1]
+    assert {h.detail for h in hooks} == {"a hook of an autograd graph (closure variable kept of keeping.<lambda>)"}
+
+
+def test_what_a_node_shows(gpu):
+    """A node that no tensor refers to shows its hooks, and that of a custom function its attributes."""
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.extra = take(8)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    kept, node = Keep.apply(weight), weight.exp().grad_fn
+    node.register_hook(keeping(take(4)))
+    found = lines(books(kept=kept, node=node, weight=weight))
+    assert found["graph", "kept"].detail == "the autograd graph of kept, kept by KeepBackward.extra"
+    assert found["variable", "node"].detail.startswith("node, hooks of ExpBackward0[")
+
+
 class Lazy:
     """A proxy that must not be woken: it says that it is something else, and fails at every touch."""
 
