@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from client import Kernel
 
-from tests.holding_scenarios import PREPARE, SCENARIOS, play
+from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play
 
 pytest.importorskip("torch")
 
@@ -46,3 +46,34 @@ def test_a_huge_list_hides_no_other_variable():
         found = kernel.value("{h.name: h.allocated // 2**20 for h in books.devices[0].holders}")
         assert found == "{'x': 8, 'model': 4, 'first': 1}"
         assert kernel.value("'The search ended after' in str(books)") == "True"
+
+
+@pytest.mark.parametrize("name", ["_", "__", "___"])
+def test_what_was_displayed_cells_ago(virtual, name):
+    """It is its `Out`, not one of IPython's other names for it; without its `Out` it is called by one of those."""
+    virtual.run("take(32)")
+    number = virtual.value("max(Out)")
+    for _ in name[1:]:
+        virtual.run("'displayed meanwhile'")
+    holders = "{h.name: h.allocated for h in gm.holders().devices[0].holders if h.allocated >= 32 * MiB}"
+    assert virtual.value(holders) == f"{{'Out[{number}]': {32 * MiB}}}"
+    assert virtual.value(f"{name} is Out[{number}]") == "True"
+    virtual.run(f"del Out[{number}]", store_history=False)
+    assert virtual.value(holders) == f"{{'{name}': {32 * MiB}}}"
+    before = int(virtual.value("torch.cuda.memory_allocated()"))
+    virtual.run("%gpumem_free -q --outputs", store_history=False)
+    assert int(virtual.value("torch.cuda.memory_allocated()")) == before - 32 * MiB
+    virtual.run("4 + 4")
+    assert virtual.value("_") == "8"  # IPython goes on with its names
+
+
+@pytest.mark.parametrize("name", ["_", "__", "___"])
+def test_a_name_of_ipythons_that_the_user_took(virtual, name):
+    """It is a variable like any other, and stays."""
+    virtual.run(f"{name} = take(32)\n'displayed'")
+    holders = "{(h.kind, h.name) for h in gm.holders().devices[0].holders if h.allocated >= 32 * MiB}"
+    assert virtual.value(holders) == f"{{('variable', '{name}')}}"
+    virtual.run("%gpumem_free -q", store_history=False)
+    assert virtual.value(f"{name}.nbytes // MiB") == "32"
+    virtual.run(f"del {name}", store_history=False)
+    assert virtual.value(holders) == "set()"
