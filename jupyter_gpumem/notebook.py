@@ -50,7 +50,7 @@ class Notebook:
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """Yield the user's own names and what they are bound to."""
-        outputs = {id(output.value) for output in self.outputs()}
+        displayed = vars(self.shell.displayhook) if self.shell is not None else {}
         for name, value in list(self.names.items()):
             if not issubclass(type(name), str):  # anything can be a key of `globals()`
                 yield f"globals()[a {type(name).__name__}]", value
@@ -60,7 +60,7 @@ class Notebook:
                 continue
             if name in self.hidden and self.hidden[name] is value:
                 continue
-            if self.shell is not None and name in _UNDERSCORES and id(value) in outputs:
+            if name in _UNDERSCORES and displayed.get(name) is value:
                 continue
             yield name, value
 

@@ -77,3 +77,17 @@ def test_a_name_of_ipythons_that_the_user_took(virtual, name):
     assert virtual.value(f"{name}.nbytes // MiB") == "32"
     virtual.run(f"del {name}", store_history=False)
     assert virtual.value(holders) == "set()"
+
+
+def test_an_output_that_the_user_named_as_ipython_does(virtual):
+    """A name that the user gave it holds it, whatever name that is: nothing of it is promised, nor taken away."""
+    virtual.run("take(32)")
+    number = virtual.value("max(Out)")
+    virtual.run(f"___ = Out[{number}]", store_history=False)
+    holders = "{(h.kind, h.name, h.also) for h in gm.holders().devices[0].holders if h.allocated >= 32 * MiB}"
+    assert virtual.value(holders) == f"{{('variable', '___', ('Out[{number}]',))}}"
+    assert virtual.value("gm.free(dry_run=True).steps[0].allocated") == "0"
+    virtual.run("%gpumem_free -q --outputs", store_history=False)
+    assert virtual.value("___.nbytes // MiB") == "32"
+    virtual.run("del ___", store_history=False)
+    assert virtual.value("[h.name for h in gm.holders().devices[0].holders if h.allocated >= 32 * MiB]") == "[]"
