@@ -96,7 +96,7 @@ class Edges:
             found = [item.__defaults__, item.__closure__]
         elif issubclass(kind, type):
             found = [value for value in gc.get_referents(item) if type(value) is tuple]
-        elif self.way(kind) is tensors.values_of:
+        elif self.way(kind) in (tensors.values_of, tensors.of_scripted):
             found = [tensors.attributes_of(item)]
         else:
             return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .classes import is_a, mro_of, name_of, namespace_of_class
 from .edges import function_name, local_names, task_type
-from .tensors import attributes_of, ndarray_types, view_of_torch
+from .tensors import attributes_of, ndarray_types, scripted, view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .tensors import Torch
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_TRACED = "_actual_script_module"
+"""Where a traced module keeps the module of TorchScript that it stands for."""
 _PLAIN = (type(None), int, str, bytes, float, bool)
 _SEQUENCES = (list, tuple, deque)
 _CACHED = type(functools.lru_cache(len))
@@ -116,7 +118,7 @@ class _Writer:
     def _attribute(self, owner: Any, name: str, child: Any) -> None:
         if name in _MODULE_DICTS and is_a(child, dict):
             self._owner = owner  # `model.fc`, as PyTorch names it, not `model._modules['fc']`
-        else:
+        elif name != _TRACED:
             self.text += f".{name}"
 
     def _stored(self, parent: Any, child: Any, otherwise: str) -> None:
@@ -170,6 +172,8 @@ class _Writer:
 
     def _instance(self, parent: Any, child: Any) -> None:
         name = _attribute_name(parent, child)
+        if name is None and self._torch is not None and self._torch.is_scripted(type(parent)):
+            name = next((name for name, value in scripted(parent) if value is child), None)
         if name is not None:
             self._attribute(parent, name, child)
         elif self._torch is not None and self._torch.is_tensor(type(parent)):

@@ -69,6 +69,8 @@ class Torch:
             return self._of_tensor
         if self.is_node(kind):
             return self._of_node
+        if self.is_scripted(kind):
+            return of_scripted
         if issubclass(kind, self.module) or (self.optimizer is not None and issubclass(kind, self.optimizer)):
             return values_of
         return None
@@ -80,6 +82,10 @@ class Torch:
     def is_storage(self, kind: type) -> bool:
         """Whether a type's objects are storages."""
         return issubclass(kind, self._storages)
+
+    def is_scripted(self, kind: type) -> bool:
+        """Whether a type's objects are modules of TorchScript, scripted or traced."""
+        return issubclass(kind, self._torch.jit.ScriptModule)
 
     def is_node(self, kind: type) -> bool:
         """Whether a type's objects are the nodes of autograd graphs."""
@@ -233,3 +239,21 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 def values_of(item: Any) -> list[Any]:
     """Return the values of an object's attributes."""
     return list((attributes_of(item) or {}).values())
+
+
+def of_scripted(module: Any) -> list[Any]:
+    """Return the values of a scripted or traced module's attributes, and what it keeps in C++."""
+    return [*values_of(module), *(value for _, value in scripted(module))]
+
+
+def scripted(module: Any) -> list[tuple[str, Any]]:
+    """Return the parameters and buffers that a scripted or traced module keeps in C++, and its parts, by their names.
+
+    C++ lists them: no code of the module runs, and nothing is computed or copied.
+    """
+    names, about = attributes_of(module) or {}, sys.modules["torch"]._C
+    core, found = names.get("_c"), []
+    if type(core) is about.ScriptModule:
+        found = [*about.ParameterDict(core).items(), *about.BufferDict(core).items()]
+    parts = (attributes_of(names.get("_modules")) or {}).get("_python_modules")
+    return [*found, *(parts.items() if type(parts) is dict else ())]

@@ -18,6 +18,7 @@ from jupyter_gpumem.holding.edges import Edges, local_names
 from jupyter_gpumem.holding.naming import path_text
 from jupyter_gpumem.holding.tensors import view_of_torch
 from jupyter_gpumem.holding.walk import Walk
+from jupyter_gpumem.letting_go import free
 from jupyter_gpumem.notebook import Notebook, chained
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
@@ -230,6 +231,39 @@ def test_what_a_node_shows(gpu):
     found = lines(books(kept=kept, node=node, weight=weight))
     assert found["graph", "kept"].detail == "the autograd graph of kept, kept by KeepBackward.extra"
     assert found["variable", "node"].detail.startswith("node, hooks of ExpBackward0[")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+def test_modules_of_torchscript(gpu, traced):
+    """C++ keeps their parameters and buffers: they are the module's, under PyTorch's names, when their origin is gone.
+
+    While it lives both hold them, and of a module in garbage no more is promised than comes back.
+    """
+    inner = torch.nn.Sequential(torch.nn.Linear(1024, 2048, bias=False, device="cuda"))
+    inner.register_buffer("table", take(16))
+    origin = torch.nn.Sequential(inner)
+    model = torch.jit.trace(origin, torch.ones(1, 1024, device="cuda"), check_trace=False) if traced else None
+    model = torch.jit.script(origin) if model is None else model
+    both = lines(books(model=model, origin=origin)).values()
+    assert sum(h.allocated for h in both if h.name in {"model", "origin"}) == 24 * MiB
+    del inner, origin, both
+    gc.collect()
+    (line,) = [h for h in books(model=model).holders if h.allocated >= MiB]
+    assert (line.kind, line.name, line.allocated, line.detail) == ("variable", "model", 24 * MiB, "model.0.table")
+    weight = dict(model.named_parameters())["0.0.weight"]
+    held = chain("weight", Notebook(Shell(model=model, weight=weight)))
+    assert held.chains[0] == "8.00 MiB of it are also held by model.0.0.weight"
+    notebook, ring = Notebook(Shell()), [model]
+    with garbage.collector_paused():
+        ring.append(ring)
+        del model, ring, weight
+        promised, returned = (
+            sum(step.allocated for step in free(errors=False, cache=False, dry_run=dry, notebook=notebook).steps)
+            for dry in (True, False)
+        )
+    assert promised <= returned
+    assert returned >= 24 * MiB
 
 
 class Lazy:
