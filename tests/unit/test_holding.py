@@ -50,6 +50,21 @@ def test_sizes_are_by_storage(gpu):
     assert "uses 0.003 % of its storage of 32.00 MiB" in line.note
 
 
+def test_complex_and_real_views_are_of_one_storage(gpu):
+    """Either way of looking at it is a holder, it is counted once, and elements are counted by their own sizes."""
+    pairs = torch.empty(MiB, 2, device="cuda")
+    numbers = torch.view_as_complex(pairs)
+    found = lines(books(pairs=pairs, numbers=numbers, parts=torch.view_as_real(numbers), imaginary=numbers.imag))
+    assert [(h.name, h.allocated, h.alone) for h in found.values()] == [("pairs", 8 * MiB, 0)]
+    assert found["variable", "pairs"].also[:3] == ("numbers", "parts", "imaginary")
+    del pairs
+    (line,) = books(numbers=numbers).holders
+    assert (line.name, line.what, line.note) == ("numbers", f"complex64 tensor of shape ({MiB},)", None)
+    few = numbers[:1000]
+    del numbers
+    assert "uses 0.095 % of its storage of 8.00 MiB" in lines(books(few=few))["variable", "few"].note
+
+
 def test_every_holder_of_a_storage_is_shown(gpu):
     """A storage is counted once, with the nearest holder; the others are named, and it is nobody's alone."""
     x = take(8)
