@@ -60,7 +60,7 @@ def one(options) -> None:
     from predict_cases import CASES
     from predict_gpu import run
 
-    from jupyter_gpumem.virtual.session import virtual_gpu
+    from jupyter_gpumem.virtual.opening import virtual_gpu
 
     began = time.monotonic()
     with virtual_gpu(GPU):
@@ -219,7 +219,7 @@ def explain(options) -> None:
     from operator_log import read_calls
     from predict_gpu import log
 
-    from jupyter_gpumem.virtual.session import virtual_gpu
+    from jupyter_gpumem.virtual.opening import virtual_gpu
 
     folder = options.folder / "predicted"
     folder.mkdir(exist_ok=True)

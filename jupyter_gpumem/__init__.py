@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status
     from .retrying import retry_on_oom
     from .tracker import Tracker
-    from .virtual.session import virtual_gpu
+    from .virtual.opening import virtual_gpu
 
 __version__ = "0.1.0"
 
@@ -85,7 +85,7 @@ _HOMES = {
     "reserve": "control.reservation",
     "retry_on_oom": "retrying",
     "status": "overview",
-    "virtual_gpu": "virtual.session",
+    "virtual_gpu": "virtual.opening",
     "whatif": "comparison",
 }
 

@@ -32,11 +32,11 @@ def switch(session: Session, options: argparse.Namespace, local_ns: dict[str, An
 
 def _switch_on(cards: str) -> None:
     from jupyter_gpumem.virtual.cards import parse_cards
+    from jupyter_gpumem.virtual.opening import check_installed
 
     wanted = parse_cards(cards)
     devices.check_context()
-    if not devices.torch_installed():
-        raise UnavailableError("a virtual GPU needs PyTorch, which is not installed here; install torch and try again")
+    check_installed()
     _refuse_beside_real_memory()
     from jupyter_gpumem.control.environment import starting_settings
     from jupyter_gpumem.virtual import session as virtual

@@ -13,7 +13,6 @@ import functools
 import mmap
 import platform
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,6 @@ def register() -> None:
     Raises:
         UnavailableError: the guard cannot be made on this machine or for this PyTorch.
     """
-    code = _CODE.get(platform.machine())
-    if sys.platform != "linux" or code is None:
-        raise UnavailableError(
-            f"a virtual GPU needs Linux on x86-64 or ARM, this is {sys.platform} on {platform.machine()}; "
-            "use such a machine"
-        )
     names = _virtual_functions()
     # Autograd starts a thread for each device there is at the first backward pass. Ours needs none, and a thread that
     # waits for Python at the interpreter's exit would abort it: so that must be over before the device exists.
@@ -83,7 +76,7 @@ def register() -> None:
             return device_type
 
     guard = Guard()
-    stubs = _executable(code)
+    stubs = _executable(_CODE[platform.machine()])
     # A pybind11 object has the address of the C++ object after Python's own head, and that object begins with the
     # address of its table. The two words before the table belong to it.
     instance = ctypes.c_void_p.from_address(id(guard) + object.__basicsize__).value or 0

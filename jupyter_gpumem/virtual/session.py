@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jupyter_gpumem.allocator.settings import AllocatorSettings
-from jupyter_gpumem.arguments import check_text, shown
+from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 
@@ -175,27 +174,6 @@ def stop() -> list[str]:
             return _active.pop().remove()
         finally:
             claim.give_up()
-
-
-@contextlib.contextmanager
-def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | str | None = None) -> Iterator[VirtualGpu]:
-    """Have a virtual GPU inside a `with` block.
-
-    Args:
-        gpu: the card, several or a size: `A100-80GB`, `2xA100-40GB`, `24GiB`.
-        settings: PyTorch's allocator settings, as it writes them: `expandable_segments:True`; by default its defaults.
-
-    Raises:
-        InvalidValueError: the card is not known, or the settings are not understood.
-        UnavailableError: one is on already, or PyTorch cannot have one.
-    """
-    check_text("gpu", gpu, "A100-80GB")
-    started = start(gpu, settings)
-    try:
-        yield started
-    finally:
-        if not sys.is_finalizing():  # a generator's block may end when modules are gone, and all else with them
-            stop()
 
 
 def _run_backward_here(patches: Patches) -> None:

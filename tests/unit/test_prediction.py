@@ -71,10 +71,10 @@ def test_parts_add_up_to_the_peak():
 
 def test_parameters_of_a_virtual_gpu_that_was_on_before():
     """Their addresses are given out again, and what lies there now is no parameter."""
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         model = make(1).cuda()
         address = model[0].weight.data_ptr()
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         data = take(4 * MiB)
         assert data.data_ptr() == address
         parts = dict(predict(lambda: data + 1).devices[0].parts)
@@ -97,7 +97,7 @@ def test_parameters_that_are_made_on_the_device():
 
 def test_under_a_default_device():
     """A default device of the session changes nothing: what is there is there again afterwards."""
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         torch.set_default_device("cuda")
         try:
             model = make(1)
@@ -128,7 +128,7 @@ def test_activations_are_the_peak_of_a_large_batch():
 def test_the_peak_is_the_sessions():
     """What is predicted is what the counters of a virtual GPU say of the same code."""
     result = predict(train, make(), gpu="L4")
-    with session.virtual_gpu("L4"):
+    with gm.virtual_gpu("L4"):
         train(make())
         peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     assert (result.devices[0].peak_allocated, result.devices[0].peak_reserved) == peaks
@@ -531,7 +531,7 @@ def test_real_devices_are_stood_in_for():
     row = model.weight.detach()[2]
     pointers = model.weight.data_ptr(), row.data_ptr(), model.weight.grad.data_ptr()
     patches = Patches()
-    with session.virtual_gpu("T4") as gpu:
+    with gm.virtual_gpu("T4") as gpu:
         undo = Undo([{"model": model, "row": row}], 1, patches)
         with gpu.trial():
             undo.stand_in(gpu.memory, kind="cpu")
@@ -554,7 +554,7 @@ def test_real_devices_are_stood_in_for():
 
 def test_beside_the_sessions_own_virtual_gpu():
     """What is on the session's device is the starting state, and its allocator is as it was."""
-    with session.virtual_gpu("T4") as gpu:
+    with gm.virtual_gpu("T4") as gpu:
         x = torch.ones(GiB // 4, device="cuda")
         square = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
         index = torch.tensor([1, 2, 3], device="cuda")
@@ -588,7 +588,7 @@ def test_beside_the_sessions_own_virtual_gpu():
 
 def test_a_recording_that_runs_knows_nothing_of_it(tmp_path):
     """On the session's own virtual GPU, what is recorded is what happened, and is replayed to the byte."""
-    with session.virtual_gpu("T4"), gm.record(tmp_path / "run.pickle") as recorded:
+    with gm.virtual_gpu("T4"), gm.record(tmp_path / "run.pickle") as recorded:
         x = take(3 * MiB)
         predict(lambda: take(40 * MiB).add_(take(1)))
         del x
@@ -606,7 +606,7 @@ def test_a_recording_that_runs_knows_nothing_of_it(tmp_path):
 def test_what_outlives_a_trial_is_of_no_account():
     """A tensor that is kept alive behind our back, and one that goes during a trial, upset no allocator."""
     hidden = type("Hidden", (), {"__slots__": ("it",)})()
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         cycle = [take(MiB)]
         cycle.append(cycle)
         del cycle
@@ -629,7 +629,7 @@ def test_what_outlives_a_trial_is_of_no_account():
 
 def test_a_virtual_model_is_as_before():
     """A model on the session's device can be moved, trained and halved, and is then where it was."""
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         model = make(1).cuda()
         allocated, where = torch.cuda.memory_allocated(), model[0].weight.data_ptr()
 

@@ -11,6 +11,7 @@ from jupyter_gpumem.errors import UnavailableError
 
 torch = pytest.importorskip("torch")
 
+import jupyter_gpumem as gm  # noqa: E402
 from jupyter_gpumem.virtual import claim, session  # noqa: E402
 
 
@@ -28,7 +29,7 @@ def test_only_while_it_is_on():
     for _ in range(2):
         assert torch.accelerator.current_accelerator() is None
         before = accelerator()
-        with session.virtual_gpu("T4"):
+        with gm.virtual_gpu("T4"):
             assert str(torch.accelerator.current_accelerator()) == "cuda"
             weight = torch.ones(3, device="cuda", requires_grad=True)
             weight.sum().backward()
@@ -49,8 +50,9 @@ def test_another_package_takes_the_device_meanwhile():
     """Once it has, there is no virtual GPU in this process any more, and theirs stays the accelerator."""
     program = """
 import torch
+import jupyter_gpumem as gm
 from jupyter_gpumem.virtual import session
-with session.virtual_gpu("T4"): pass
+with gm.virtual_gpu("T4"): pass
 torch.utils.backend_registration._privateuse1_backend_name = "privateuseone"
 torch.utils.rename_privateuse1_backend("npu")
 try:

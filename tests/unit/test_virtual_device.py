@@ -45,9 +45,9 @@ def randn(*size, **options):
 
 def test_a_tensor_of_a_virtual_gpu_that_was_on_before_says_nothing_of_streams():
     """Its address is given out again: what lies there now is not put off for a stream that the old one was used on."""
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         old = torch.empty(32 * MiB, dtype=torch.uint8, device="cuda")
-    with session.virtual_gpu("T4"):
+    with gm.virtual_gpu("T4"):
         new = torch.empty(32 * MiB, dtype=torch.uint8, device="cuda")
         assert new.data_ptr() == old.data_ptr()
         old.record_stream(torch.cuda.Stream())

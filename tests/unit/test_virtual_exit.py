@@ -238,18 +238,32 @@ del x, model
 }
 
 
-@pytest.mark.parametrize("code", ["gm.virtual_gpu('T4')", "gm.predict(print)"])
-def test_an_older_pytorch_is_refused_in_one_line(code):
-    """Before anything is imported that names what came with a later one."""
+@pytest.mark.parametrize(
+    ("lacking", "line"),
+    [
+        ("sys.modules['torch'] = None", "PyTorch, which is not installed here; install torch and try again"),
+        ("del torch._C._acc", "a virtual GPU needs torch 2.9 or later, this is "),
+        ("sys.platform = 'darwin'", "a virtual GPU needs Linux on x86-64 or ARM, this is darwin on "),
+        (
+            "platform.machine = lambda: 'ppc64le'",
+            "a virtual GPU needs Linux on x86-64 or ARM, this is linux on ppc",
+        ),
+    ],
+)
+@pytest.mark.parametrize("code", ["gm.virtual_gpu('T4').__enter__()", "gm.predict(print)"])
+def test_what_it_needs_is_said_in_one_line(code, lacking, line):
+    """Before anything is imported that names what is there only then."""
     done = run(
-        "import sys, torch, jupyter_gpumem as gm\n"
-        "del torch._C._acc; sys.modules['jupyter_gpumem.virtual.shapes'] = None\n"
+        "import platform, sys, torch, jupyter_gpumem as gm\n"
+        "from jupyter_gpumem import *\n"
+        f"{lacking}\n"
+        "for name in ('memory', 'shapes'): sys.modules[f'jupyter_gpumem.virtual.{name}'] = None\n"
         f"for _ in range(2):\n    try: {code}\n    except gm.UnavailableError as error: print(error)"
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert len(lines) == 2
-    assert all(line.startswith("a virtual GPU needs torch 2.9 or later, this is ") for line in lines), lines
+    assert all(line in one for one in lines), lines
 
 
 def test_nothing_is_said_when_a_card_is_switched_on():
@@ -280,8 +294,9 @@ def test_a_generator_that_has_one_on_at_the_exit_prints_nothing():
         HEAD
         + """
 session.stop()
+from jupyter_gpumem import virtual_gpu
 def work():
-    with session.virtual_gpu("T4"):
+    with virtual_gpu("T4"):
         yield
 sys.kept = work()
 next(sys.kept)

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from jupyter_gpumem.virtual import convolutions, reductions  # noqa: E402
 from jupyter_gpumem.virtual.cards import parse_cards  # noqa: E402
+from jupyter_gpumem.virtual.opening import virtual_gpu  # noqa: E402
 from jupyter_gpumem.virtual.recurrent import reserve_bytes, workspace_bytes  # noqa: E402
-from jupyter_gpumem.virtual.session import virtual_gpu  # noqa: E402
 from jupyter_gpumem.virtual.temporaries import KERNELS  # noqa: E402
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
