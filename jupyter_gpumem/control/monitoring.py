@@ -30,13 +30,14 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
     """Watch the unallocated ratio of all devices in use: `with gm.monitor(5, 0.45, on_exceed=note) as m:`.
 
     A daemon thread reads the counters (about 15 us for each device) every `interval` seconds. When a device passes the
-    threshold it is audited once; it has to fall below it again before it is audited anew. Also `start()` and `stop()`.
+    threshold it is audited once; it has to fall below it again before it is audited anew. Also `start()` and `stop()`,
+    each start being a new beginning.
 
     Args:
         interval: seconds between two readings.
         threshold: the unallocated ratio, from 0 to 1.
         on_exceed: called with the `DeviceAudit`, in the monitor's thread. An error in it ends the monitor, and is
-            raised by `stop()`.
+            raised by `stop()`, or at the end of the block unless that has an error of its own.
 
     Raises:
         InvalidValueError: the interval or the threshold makes no sense, or `on_exceed` is no function.
@@ -105,6 +106,7 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         if self.running:
             raise InvalidValueError("this monitor watches already; stop it first, or make another one")
         self._ended.clear()
+        self._above.clear()
         self._error = None
         thread = threading.Thread(target=self._watch, name="gpumem-monitor", daemon=True)
         try:
@@ -119,25 +121,24 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
 
     def stop(self) -> None:
         """Stop watching; harmless if it does not watch. Raises what the callback raised, if it did."""
-        error = self.end()
+        self.end()
+        error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def end(self) -> BaseException | None:
-        """Stop watching, and return what the callback raised instead of raising it."""
+    def end(self) -> None:
+        """Stop watching, and leave what the callback raised to `stop()`."""
         self._ended.set()
         if self._thread is not None and self.running and self._thread is not threading.current_thread():
             self._thread.join()
         _running.discard(self)
-        error, self._error = self._error, None
-        return error
 
     def _watch(self) -> None:
         try:
             while not self._ended.is_set():
                 self.check()
                 self._ended.wait(self._interval)
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who gets it from `stop`
+        except BaseException as error:  # noqa: BLE001 - also an exit: it belongs to the caller, who gets it from `stop`
             self._error = error
 
     def __enter__(self) -> monitor:
@@ -150,9 +151,10 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        failure = self.end()
-        if failure is not None and error is None:  # otherwise the block's own error is the one to see
-            raise failure
+        if error is None:
+            self.stop()
+        else:  # the one to see; what the callback raised is not lost: `stop` has it
+            self.end()
 
 
 def end_all() -> None:

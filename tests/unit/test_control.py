@@ -565,11 +565,83 @@ def test_an_error_of_the_callback(virtual):
         both_fail()
 
 
-def test_all_are_ended():
-    """Unloading the extension ends every monitor."""
-    watch = gm.monitor(3600).start()
+def test_an_error_of_the_callback_is_not_lost_to_that_of_the_block(virtual):
+    """What the block could not show is raised by `stop`, once."""
+    gone = take(500)
+    del gone
+    failed = threading.Event()
+
+    def fail(found):
+        failed.set()
+        raise LookupError("mine")
+
+    watch = gm.monitor(0.001, 0.5, fail)
+
+    def both_fail():
+        with watch:
+            assert failed.wait(30)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        both_fail()
+    with pytest.raises(LookupError, match="mine"):
+        watch.stop()
+    watch.stop()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_the_callback_is_raised_too(virtual, kind):
+    """`sys.exit()` ends a thread without a word: it is for the one who stops the monitor."""
+    gone = take(500)
+    del gone
+    failed = threading.Event()
+
+    def leave(found):
+        failed.set()
+        raise kind
+
+    watch = gm.monitor(0.001, 0.5, leave).start()
+    assert failed.wait(30)
+    with pytest.raises(kind):
+        watch.stop()
+    assert not watch.running
+
+
+def test_a_monitor_that_is_started_again_begins_anew(virtual):
+    """What is above the threshold then is told again."""
+    gone = take(500)
+    del gone
+    told = []
+    seen = threading.Event()
+
+    def note(found):
+        told.append(found)
+        seen.set()
+
+    watch = gm.monitor(0.001, 0.5, note)
+    for _ in range(2):
+        seen.clear()
+        with watch:
+            assert seen.wait(30)
+    assert len(told) == 2
+
+
+def test_all_are_ended(virtual):
+    """Unloading the extension ends every monitor, and the errors of their callbacks are still there."""
+    gone = take(500)
+    del gone
+    failed = threading.Event()
+
+    def fail(found):
+        failed.set()
+        raise LookupError("mine")
+
+    watch, failing = gm.monitor(3600).start(), gm.monitor(3600, 0.5, fail).start()
+    assert failed.wait(30)
     end_all()
     assert not watch.running
+    with pytest.raises(LookupError, match="mine"):
+        failing.stop()
 
 
 @pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, HUGE, "1", None, True])
