@@ -33,18 +33,14 @@ class ReservationBook:
         self._entries: dict[str, tuple[Reservation, Backend, Controls]] = {}
         self._claimed: set[str] = set()
 
-    def list(self, released: tuple[str, ...] = ()) -> Reservations:
-        """Return everything that was put aside and is still there, or has gone since it was listed last.
-
-        Args:
-            released: names of what was just released, to be shown with it.
-        """
+    def list(self) -> Reservations:
+        """Return everything that was put aside and is still there, or has gone since it was listed last."""
         with self._lock:
             found = [refreshed(reservation, backend) for reservation, backend, _ in self._entries.values()]
             for reservation in found:
                 if reservation.state == "gone":
                     del self._entries[reservation.name]
-            return Reservations(tuple(found), released)
+            return Reservations(tuple(found))
 
     def held(self, backend: Backend, index: int) -> dict[int, Reservation]:
         """Return what is held on a device, by address.
@@ -137,11 +133,29 @@ class ReservationBook:
                 self._let_go(one)
             return names
 
+    def release_and_list(self, name: str | None = None) -> Reservations:
+        """Release, and return what is left, with the names of what was held and of what was only cached.
+
+        Raises as `release` does.
+        """
+        with self._lock:
+            held = {one for one in self._entries if self._holds_memory(one)}
+            names = self.release(name)
+            return dataclasses.replace(
+                self.list(),
+                released=tuple(one for one in names if one in held),
+                forgotten=tuple(one for one in names if one not in held),
+            )
+
+    def _holds_memory(self, name: str) -> bool:
+        """Whether an entry is held, and not gone with a virtual GPU that is switched off."""
+        reservation, backend, _ = self._entries[name]
+        return reservation.state == "held" and backend in backends()
+
     def _let_go(self, name: str) -> None:
         """Forget an entry, and free what it holds; the lock is held."""
-        reservation, backend, controls = self._entries[name]
-        # With a virtual GPU that is switched off, its memory is gone too.
-        held = reservation.state == "held" and backend in backends()
+        reservation, _, controls = self._entries[name]
+        held = self._holds_memory(name)
         if held:
             check_context()
         with uninterrupted():

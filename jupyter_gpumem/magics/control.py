@@ -43,8 +43,8 @@ def reserve_memory(
     if options.hold or options.name is not None or options.device is not None:
         raise InvalidValueError("--hold, --name and -d go with a size: %gpumem_reserve 2GiB --hold --name spare")
     named = None if options.release is True else options.release
-    released = () if options.release is None else RESERVATIONS.release(named)
-    return session.deliver(options, RESERVATIONS.list(released))
+    listed = RESERVATIONS.list() if options.release is None else RESERVATIONS.release_and_list(named)
+    return session.deliver(options, listed)
 
 
 def cap(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> Any:  # noqa: ARG001

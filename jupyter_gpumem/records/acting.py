@@ -189,11 +189,13 @@ class Reservations(Record):
 
     Attributes:
         entries: the reservations.
-        released: names of those that were just given back to the cache.
+        released: names of those that were held, and were just given to the cache.
+        forgotten: names of those that were not held, and were just taken off the list.
     """
 
     entries: tuple[Reservation, ...]
     released: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,16 +152,30 @@ def _place(one: Reservation) -> str:
 def reservations_sheets(result: Reservations) -> list[Sheet]:
     """Return a row for each."""
     notes = [f"Given to the cache: {', '.join(result.released)}."] if result.released else []
+    if result.forgotten:
+        notes.append(
+            f"No longer listed: {', '.join(result.forgotten)}. Nothing of it was held: what the cache has of it stays "
+            "there."
+        )
     if not result.entries:
         return [Sheet(("nothing is put aside",), notes=tuple(notes))]
     rows = tuple(
         (r.name, r.device.label, format_bytes(r.size), r.state, format_bytes(r.free), _place(r)) for r in result.entries
     )
-    for number, later in enumerate(result.entries):
-        notes += [_same_memory(earlier, later) for earlier in result.entries[:number] if _overlap(earlier, later)]
+    notes += [_same_memory(group) for group in _groups(result.entries) if len(group) > 1]
     if any(r.state == "gone" for r in result.entries):
         notes.append("What is gone went back to the driver when the cache was emptied, or with a virtual GPU.")
     return [Sheet(("put aside",), ("device", "size", "state", "free", "at"), rows, tuple(notes))]
+
+
+def _groups(entries: tuple[Reservation, ...]) -> list[list[Reservation]]:
+    """Return the reservations, those together that lie in the same memory of the cache; each in their order."""
+    groups: list[list[Reservation]] = []
+    for one in entries:
+        shared = [group for group in groups if any(_overlap(one, other) for other in group)]
+        groups = [group for group in groups if group not in shared]
+        groups.append([*sorted((other for group in shared for other in group), key=entries.index), one])
+    return groups
 
 
 def _overlap(one: Reservation, other: Reservation) -> bool:
@@ -171,8 +185,11 @@ def _overlap(one: Reservation, other: Reservation) -> bool:
     return one.address < other.address + other.size and other.address < one.address + one.size
 
 
-def _same_memory(earlier: Reservation, later: Reservation) -> str:
-    return f"{later.name} was put into memory of {earlier.name}, which the cache had already: it is there once."
+def _same_memory(group: list[Reservation]) -> str:
+    *earlier, last = (one.name for one in group)
+    if len(earlier) == 1:
+        return f"{last} was put into memory of {earlier[0]}, which the cache had already: it is there once."
+    return f"{', '.join(earlier)} and {last} share memory, which the cache had already: it is there once."
 
 
 def limits_sheets(result: Limits) -> list[Sheet]:

@@ -106,7 +106,7 @@ def test_reservations(virtual):
     assert "spare" in listed
     assert "cached" in listed
     assert "Given to the cache: spare." in virtual("%gpumem_reserve --release spare").texts[0]
-    assert "Given to the cache: reserve-1." in virtual("%gpumem_reserve --release").texts[0]
+    assert "No longer listed: reserve-1." in virtual("%gpumem_reserve --release").texts[0]
 
 
 def test_a_name_that_has_to_be_quoted(virtual):

@@ -254,6 +254,36 @@ def test_two_in_one_piece_of_the_cache_are_told(virtual):
     assert "d was put" not in said
 
 
+def test_many_in_one_piece_of_the_cache_are_told_in_one_line(virtual):
+    """And not in one for every two of them."""
+    for _ in range(4):
+        gm.reserve("1GiB")
+    gm.reserve("3GiB", name="alone")
+    notes = str(RESERVATIONS.list()).splitlines()[7:]
+    assert notes == [
+        "  reserve-1, reserve-2, reserve-3 and reserve-4 share memory, which the cache had already: it is there once."
+    ]
+
+
+def test_what_is_released_is_told_from_what_was_only_cached(virtual):
+    """The cache gets what was held; of the rest nothing moves, wherever it is by now."""
+    for name in ("gone", "cached"):
+        gm.reserve("1GiB", name=name)
+        if name == "gone":
+            torch.cuda.empty_cache()
+    gm.reserve("2GiB", hold=True, name="held")
+    before = level(virtual, "allocated_bytes")
+    result = RESERVATIONS.release_and_list()
+    assert level(virtual, "allocated_bytes") == before - 2 * GiB
+    assert (result.entries, result.released, result.forgotten) == ((), ("held",), ("cached",))
+    gm.reserve("1GiB", name="gone")
+    torch.cuda.empty_cache()
+    result = RESERVATIONS.release_and_list("gone")
+    assert (result.released, result.forgotten) == ((), ("gone",))
+    assert "No longer listed: gone. Nothing of it was held" in str(result)
+    assert "Given to the cache" not in str(result)
+
+
 def test_what_the_cache_has_is_not_taken_again(virtual):
     """Nothing comes from the driver for what is there already."""
     gm.reserve("4GiB")
