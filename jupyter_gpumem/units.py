@@ -77,10 +77,10 @@ def parse_bytes(text: str) -> int:
     `k`, `m`, `g`, `t` and their `...iB` forms are binary; `kB`, `MB`, `GB`, `TB` are decimal, as printed on the box.
 
     Raises:
-        InvalidValueError: the text is not a size.
+        InvalidValueError: the text is not a size, or names a part of a byte: `1.5` lacks its unit.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    if match is None or factor is None or (factor == 1 and "." in match[1]):
         raise InvalidValueError(f"not a size: {text!r}; write a number and a unit, such as 512MiB or 1.5GiB")
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
