@@ -71,7 +71,9 @@ def read_megabytes(value: Value, least: int) -> int:
         InvalidValueError: it is no whole number, or out of range.
     """
     number = value.integer()
-    if not least <= number < _MOST_MB:
+    if number >= _MOST_MB:
+        raise InvalidValueError(f"{value} is out of range; write a whole number of MB < {_MOST_MB}")
+    if number < least:
         raise InvalidValueError(f"{value} is out of range; write a whole number of MB >= {least}")
     return number
 

@@ -34,8 +34,11 @@ class Value:
         """Return the value as a whole number.
 
         Raises:
-            InvalidValueError: it is not one. PyTorch would read `64.5` and `64abc` as 64; that helps nobody.
+            InvalidValueError: it is not one, or longer than any. PyTorch would read `64.5` and `64abc` as 64; that
+                helps nobody.
         """
+        if re.fullmatch(r"[0-9]{16,}", self.text):
+            raise InvalidValueError(f"{self} is out of range; write at most 15 digits")
         if not re.fullmatch(r"[0-9]{1,15}", self.text):
             raise InvalidValueError(f"{self} is not understood; write a whole number")
         return int(self.text)
