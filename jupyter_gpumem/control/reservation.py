@@ -96,7 +96,14 @@ def reserve(
     amount = parse_amount(size)
     check_flag("hold", hold)
     backend, controls, index = actable_device("memory cannot be put aside", device)
-    wanted = amount.of(backend.device(index).total or 0, _room(backend, index).least)
+    room = _room(backend, index)
+    if amount.free and not room.least:
+        why = "its cap leaves nothing" if room.allowed == 0 else "the driver has nothing left"
+        raise ShortOfMemoryError(
+            f"nothing of what is free can be put aside on {backend.device(index).label}: {why}, with "
+            f"{format_bytes(room.reserved)} reserved; name a size, for what the cache has, or make room first"
+        )
+    wanted = amount.of(backend.device(index).total or 0, room.least)
     with RESERVATIONS.claim(name) as name:
         return _put_aside(backend, controls, index, wanted, name, hold=hold)
 

@@ -317,6 +317,16 @@ def test_sizes_that_make_no_sense(virtual, size):
     assert RESERVATIONS.names() == ()
 
 
+def test_a_share_where_nothing_is_free(virtual):
+    """It is told from a wrong share, and with what takes the room; a size is still served by the cache."""
+    gm.reserve("10GiB")
+    gm.limit("10GiB")
+    told = r"^nothing of what is free can be put aside on cuda:0: its cap leaves nothing, with 10\.00 GiB reserved; "
+    with pytest.raises(ShortOfMemoryError, match=told):
+        gm.reserve("80%free")
+    assert gm.reserve("4GiB").record.taken == 0
+
+
 def test_too_much_for_the_cap(virtual):
     """The cap counts, with what is reserved already."""
     gm.limit("10GiB")
