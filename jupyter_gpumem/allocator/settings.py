@@ -213,16 +213,16 @@ def warnings(settings: AllocatorSettings, *, capped: bool) -> tuple[str, ...]:
         settings: the settings.
         capped: whether a memory cap (a fraction below 1) is in force.
     """
-    found = []
+    found, one = [], "%gpumem_limit, or per_process_memory_fraction from the start"
     capped = capped or settings.per_process_memory_fraction < 1
     if settings.max_split_size is not None and settings.expandable_segments:
         found.append(
             "unsafe: max_split_size_mb with expandable_segments lets reserved memory grow without bound; use only one"
         )
     if settings.garbage_collection_threshold and not capped:
-        found.append("pointless: garbage_collection_threshold does nothing without a memory cap; set a fraction too")
+        found.append(f"pointless: garbage_collection_threshold does nothing without a memory cap; set one: {one}")
     if settings.throw_on_cudamalloc_oom and not capped:
-        found.append("pointless: throw_on_cudamalloc_oom does nothing without a memory cap; set a fraction too")
+        found.append(f"pointless: throw_on_cudamalloc_oom does nothing without a memory cap; set one: {one}")
     if dict(settings.others).get("backend", "native") != "native":
         found.append("not modelled: another backend than 'native' ignores these settings")
     if settings.large_segment_size % (2 * MiB):

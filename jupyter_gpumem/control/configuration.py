@@ -7,18 +7,14 @@ what is in force, sent as one string, read back, and taken back if anything is n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.allocator.keys import KEYS, is_known_to
 from jupyter_gpumem.allocator.settings import AllocatorSettings, warnings
-from jupyter_gpumem.devices import (
-    explain_absence,
-    first_actable,
-    give_back,
-    versions,
-)
+from jupyter_gpumem.devices import explain_absence, first_actable, give_back, versions
 from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError
 from jupyter_gpumem.finishing import uninterrupted
 from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
@@ -27,6 +23,7 @@ from .environment import Environment, as_pytorch_reads, permanent_line, read_env
 from .hazards import (
     lasting,
     not_as_wanted,
+    notes_on_caps,
     notes_on_what_stays,
     notes_on_what_will_stay,
     refusals,
@@ -244,7 +241,10 @@ class Configuration:
         """Return what is to be shown of the settings in force."""
         version = versions().get("torch", "")
         named, sources, text = settings.named(), self.sources(settings), str(settings)
-        capped = any(self.backend.limit(index) is not None for index in self.backend.ready())
+        caps = [(self.backend.device(i).total or 0, self.backend.limit(i)) for i in self.backend.ready()]
+        # Once a device is in use, its cap counts, and no longer the fraction that it began with.
+        judged = dataclasses.replace(settings, per_process_memory_fraction=1.0) if caps else settings
+        about = (*self._about_start, *notes_on_caps(settings, caps)) if changes is None else ()
         told = self.backend.settings()
         return AllocatorConfig(
             settings=tuple(
@@ -254,8 +254,8 @@ class Configuration:
             text=text,
             changes=changes,
             verified=tuple(key for key, name in _TOLD.items() if name in told),
-            warnings=warnings(settings, capped=capped),
-            notes=(*(self._about_start if changes is None else ()), *self._notes, *notes),
+            warnings=warnings(judged, capped=any(cap is not None for _, cap in caps)),
+            notes=(*about, *self._notes, *notes),
             permanent=permanent_line(text, self._environment),
             version=version,
         )

@@ -133,6 +133,19 @@ def not_as_wanted(wanted: AllocatorSettings, after: AllocatorSettings) -> str:
     return f"PyTorch was given {str(wanted)!r} and has {str(after)!r} in force; nothing was changed"
 
 
+def notes_on_caps(settings: AllocatorSettings, caps: Iterable[tuple[int, int | None]]) -> list[str]:
+    """Return that the fraction is not the cap in force, as a sentence, where it is not.
+
+    Args:
+        settings: the settings.
+        caps: of each device in use, its bytes and those that may be reserved, `None` without a cap.
+    """
+    fraction = settings.per_process_memory_fraction
+    if all(cap == (int(fraction * total) if fraction < 1 else None) for total, cap in caps):
+        return []
+    return ["per_process_memory_fraction is what a device begins with; %gpumem_limit shows the cap in force."]
+
+
 def notes_on_change(
     before: AllocatorSettings, after: AllocatorSettings, segments: Iterable[dict[str, Any]], *, shared: bool
 ) -> list[str]:

@@ -95,6 +95,33 @@ def test_undo_and_reset(virtual):
     assert gm.allocator_config(undo=True).text == "roundup_power2_divisions:8"
 
 
+def test_the_fraction_is_told_from_the_cap_in_force(virtual):
+    """The key says what a device begins with: a cap of `limit` is another, and where it is shown is said."""
+    said = "per_process_memory_fraction is what a device begins with; %gpumem_limit shows the cap in force."
+    assert said not in gm.allocator_config().notes
+    gm.limit("50%")
+    config = gm.allocator_config()
+    assert config["per_process_memory_fraction"] == "1.0"
+    assert said in config.notes
+    gm.limit("off")
+    assert said not in gm.allocator_config().notes
+
+
+def test_a_fraction_that_is_lifted_is_no_cap():
+    """What does nothing without a cap is called pointless then, whatever the device began with."""
+    asked = "per_process_memory_fraction:0.5,garbage_collection_threshold:0.8"
+    with gm.virtual_gpu("A100-80GB", settings=asked):
+        assert gm.allocator_config().warnings == ()
+        kept = take(1)
+        config = gm.allocator_config()
+        assert (config.warnings, config.notes) == ((), ())
+        gm.limit("off")
+        config = gm.allocator_config()
+        assert config.warnings[0].startswith("pointless: garbage_collection_threshold")
+        assert "%gpumem_limit shows the cap in force" in config.notes[0]
+        del kept
+
+
 def test_what_cannot_be_undone_is_said_and_keeps_nothing_else_back(virtual):
     """It is said where it is set; undo and reset take back everything else and say what stays."""
     key, stays = "pinned_max_cached_size_mb", "pinned_max_cached_size_mb stays at 5: it cannot go back to unlimited"

@@ -49,7 +49,7 @@ CHANGED = replace(
         SettingChange("expandable_segments", "False", "True", KEYS["expandable_segments"].effect),
         SettingChange("roundup_power2_divisions", "0 (off)", "4", KEYS["roundup_power2_divisions"].effect),
     ),
-    warnings=("pointless: garbage_collection_threshold does nothing without a memory cap; set a fraction too",),
+    warnings=("pointless: garbage_collection_threshold does nothing without a memory cap",),
     notes=("300.00 MiB of unused memory went back to the driver: it could not grow.",),
 )
 EMPTIED = DeviceEmptied(
