@@ -21,7 +21,7 @@ from jupyter_gpumem.units import format_bytes
 from .amounts import parse_amount
 from .book import RESERVATIONS, refreshed
 from .configuration import configuration
-from .room import Room, has_room, largest_request, usefulness
+from .room import Room, has_room, is_kept_whole, largest_request, usefulness
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -144,6 +144,7 @@ def _put_aside(backend: Backend, controls: Controls, index: int, wanted: int, na
             state="held" if hold else "cached",
             free=0 if hold else wanted,
             warnings=() if hold else tuple(usefulness(wanted, settings)),
+            whole=is_kept_whole(wanted, settings),
         )
         if not hold:
             controls.free(owned.pop())

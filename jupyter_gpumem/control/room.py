@@ -130,10 +130,15 @@ def largest_request(segments: Iterable[dict[str, Any]], stream: int, settings: A
     return next((size for size in sizes if size and has_room(size, segments, stream, settings, room)), 0)
 
 
+def is_kept_whole(size: int, settings: AllocatorSettings) -> bool:
+    """Whether a free block of that size is never split, so that only requests about as large get it."""
+    return settings.max_split_size is not None and size >= settings.max_split_size
+
+
 def usefulness(size: int, settings: AllocatorSettings) -> list[str]:
     """Return why memory that is put into the cache is of little use to later requests, one sentence each."""
     found = []
-    if settings.max_split_size is not None and size >= settings.max_split_size:
+    if settings.max_split_size is not None and is_kept_whole(size, settings):
         found.append(
             f"nearly useless: with max_split_size_mb:{settings.max_split_size // MiB} a block of that size is kept "
             "whole, and only requests about as large find it"

@@ -167,6 +167,7 @@ class Reservation(Record):
             it all, `gone` after it went back to the driver.
         free: bytes of it that later requests find; none of what is held.
         warnings: why it is of little use, if it is.
+        whole: whether only requests about as large find it, as it is never split.
     """
 
     name: str
@@ -181,6 +182,7 @@ class Reservation(Record):
     state: str
     free: int
     warnings: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,9 +135,10 @@ def reservation_sheets(one: Reservation) -> list[Sheet]:
     elif one.state == "cached":
         whose = f"requests on stream {one.stream:#x}" if one.stream else "requests on the default stream"
         size = "up to 1 MiB" if one.pool == "small" else "above 1 MiB"
+        found = "" if one.whole else f"Later {whose} {size} find it. "  # otherwise it is said which few do
         notes.append(
-            f"Later {whose} {size} find it. Emptying the cache gives it back to the driver: %gpumem_empty, "
-            "torch.cuda.empty_cache(), or PyTorch itself when memory is short. --hold keeps it."
+            f"{found}Emptying the cache gives it back to the driver: %gpumem_empty, torch.cuda.empty_cache(), or "
+            "PyTorch itself when memory is short. --hold keeps it."
         )
     if one.private:
         notes.append("It lies in the private pool that is active here, so only requests inside that pool find it.")

@@ -359,6 +359,20 @@ def test_of_little_use(virtual, settings, size, said):
     assert gm.reserve("1GiB", hold=True).record.warnings == ()
 
 
+def test_what_is_kept_whole_is_not_said_to_serve_all(virtual):
+    """A small request does not find it, and the report does not say so."""
+    gm.allocator_config("max_split_size_mb:200")
+    reserved = gm.reserve("1GiB")
+    before = level(virtual)
+    small = take(100)
+    assert level(virtual) == before + 100 * MiB
+    said = str(reserved)
+    assert "only requests about as large find it" in " ".join(said.split())
+    assert "Later requests" not in said
+    assert "Later requests on the default stream above 1 MiB find it." in str(gm.reserve("150MiB"))
+    del small
+
+
 def test_the_current_stream(virtual):
     """It lies where requests of this thread's stream look for it."""
     side = torch.cuda.Stream()

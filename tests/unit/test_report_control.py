@@ -72,7 +72,10 @@ RESERVED = Reservation(
 )
 HELD = replace(RESERVED, name="spare", size=2 * GiB, taken=0, segment="expandable", state="held", stream=0x55AA, free=0)
 USELESS = replace(
-    RESERVED, warnings=("nearly useless: with max_split_size_mb:200 a block of that size is kept whole",), taken=GiB
+    RESERVED,
+    warnings=("nearly useless: with max_split_size_mb:200 a block of that size is kept whole",),
+    taken=GiB,
+    whole=True,
 )
 PRIVATE = replace(RESERVED, pool="small", private=True, stream=0x55AA)
 POOLS = (
