@@ -5,6 +5,8 @@ Segments come in PyTorch's snapshot format (`torch.cuda.memory_snapshot()`): dic
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from .notebook import cell_of
@@ -19,6 +21,8 @@ LARGE_PAGE = 20 * MiB
 """What an expandable segment maps and unmaps at a time; `large_segment_size_mb` changes the second."""
 
 _LARGEST_SMALL = MiB
+_PASSED_THROUGH = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)
+"""Files that allocate on behalf of whoever calls them: this package's (`reserve` does), and those of decorators."""
 _DEFAULT_POOL = (0, 0)
 
 
@@ -158,11 +162,12 @@ def site_of(block: dict[str, Any]) -> str | None:
 def frame_of(block: dict[str, Any]) -> tuple[str, int, str] | None:
     """Return the file, line and function that allocated a block, or `None` if nobody recorded it.
 
-    That is the innermost Python frame outside of torch; frames of native code have no line.
+    That is the innermost Python frame outside of torch and of this package; frames of native code have no line.
     """
     for frame in block.get("frames") or ():
         filename = frame["filename"]
-        if frame["line"] and filename not in {"", "??"} and "/torch/" not in filename.replace("\\", "/"):
+        native = not frame["line"] or filename in {"", "??"}
+        if not native and "/torch/" not in filename.replace("\\", "/") and not filename.startswith(_PASSED_THROUGH):
             return filename, frame["line"], frame["name"]
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jupyter_gpumem.control import reservation
 from jupyter_gpumem.fragments import LARGE_PAGE, fragmentation, site_of
 from jupyter_gpumem.records import Fragmentation
 from jupyter_gpumem.units import GiB, MiB
@@ -177,6 +179,8 @@ def test_where_a_block_was_allocated():
     )
     assert site_of(frames(native, inner, ("train.py", 12, "step"), ("main.py", 3, "<module>"))) == "train.py:12 in step"
     assert site_of(frames(native, inner)) is None
+    ours = (reservation.__file__, 101, "reserve")
+    assert site_of(frames(inner, (contextlib.__file__, 81, "inner"), ours, ("a.py", 2, "f"))) == "a.py:2 in f"
     assert site_of(frames()) is None
     assert site_of({}) is None
 

@@ -24,6 +24,14 @@ def test_emptying_names_what_pins(virtual):
     assert "- 1.00 GiB by 1.00 GiB in 1 block; %gpumem_reserve --release 'for later'" in said
 
 
+def test_a_reservation_comes_from_the_line_that_asked_for_it(virtual):
+    """And not from one in this package, or in what its functions are wrapped in."""
+    with gm.record():
+        held_in_a_larger_segment()
+        (one,) = gm.empty_cache().devices
+    assert [pin.site.rpartition(" ")[2] for pin in one.pins if pin.reservations] == ["held_in_a_larger_segment"]
+
+
 def test_an_audit_names_what_pins(virtual):
     """And where nothing is held in the way, it is not spoken of."""
     held_in_a_larger_segment()
