@@ -1,8 +1,9 @@
-"""Finishing what was begun: signals wait until it is done, and one step that fails does not keep the next ones back."""
+"""Finishing what was begun: signals and the collector wait for it, and a failing step does not keep the next back."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,18 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number in came:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the automatic collector from running: it would take garbage away that is being counted, and much time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from jupyter_gpumem.devices import (
     ready_devices,
 )
 from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.finishing import collector_paused
 from jupyter_gpumem.fragments import LARGE_PAGE, fragmentation, pools
 from jupyter_gpumem.records import Audit, DeviceAudit
 
@@ -58,16 +60,19 @@ def audit(
     check_flag("compact", compact)
     only = device_labels(devices)
     check_devices(only)
-    found = _audited(threshold, only)
+    before, collected = None, None
+    # What the automatic collector took after the reading would be missing from what was collected.
+    with collector_paused() if compact else contextlib.nullcontext():
+        found = _audited(threshold, only)
+        if found and compact:
+            actable_devices("memory cannot be compacted", devices)
+            before, collected = found, gc.collect()
     if not found:
         missing = explain_nothing(only)
         if only is None and any(True for _ in ready_devices()):
             missing = "PyTorch gives no snapshot of the memory of the devices in use"
         return Audit((), threshold, missing=missing)
-    before, collected = None, None
     if compact:
-        actable_devices("memory cannot be compacted", devices)
-        before, collected = found, gc.collect()
         empty_cache()
         found = _audited(threshold, only)
     return Audit(found, threshold, configuration().in_force().expandable_segments, before, collected)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -11,21 +9,9 @@ from typing import TYPE_CHECKING, Any
 from .collector import referents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .walk import Walk
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the automatic collector from running: it would take garbage away that is being counted, and much time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def unreachable(walk: Walk, leading: dict[int, Any]) -> list[Any]:

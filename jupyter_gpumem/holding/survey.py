@@ -14,10 +14,11 @@ from jupyter_gpumem.arguments import check_whole, shown
 from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices import check_context, check_devices, device_labels, explain_nothing, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.finishing import collector_paused
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.records import Holders
 
-from . import garbage, roots
+from . import roots
 from .beyond import beyond_names
 from .books import Ledger, close_books, storage_holders
 from .classes import is_a
@@ -115,7 +116,7 @@ def survey(
     only = device_labels(devices)
     check_devices(only)
     ready = [key for key in ready_devices() if only is None or f"{key[0].kind}:{key[1]}" in only]
-    with garbage.collector_paused():
+    with collector_paused():
         walk = Walk(_barred(notebook), {backend.kind: backend for backend, _ in ready}, budget)
         found = roots.of_names(notebook, walk) if ready else []
         torch = view_of_torch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jupyter_gpumem as gm
+from jupyter_gpumem.control import auditing
+from jupyter_gpumem.control.auditing import audit_device
 from jupyter_gpumem.control.capping import fraction_for
 from jupyter_gpumem.control.monitoring import end_all
 from jupyter_gpumem.control.reservation import RESERVATIONS
@@ -511,6 +514,31 @@ def test_cycles_are_collected(virtual):
     result = gm.audit(compact=True)
     assert result.collected > 0
     assert result.before[0].allocated - result.devices[0].allocated == 100 * MiB
+
+
+def test_the_automatic_collector_does_not_come_between(virtual, monkeypatch):
+    """All that goes after the first reading is counted as collected, and the collector is on again afterwards."""
+
+    class Node:
+        """Refers to itself."""
+
+    def then_collect(*args):
+        found = audit_device(*args)
+        if gc.isenabled():
+            gc.collect()
+        return found
+
+    monkeypatch.setattr(auditing, "audit_device", then_collect)
+    nodes = [Node() for _ in range(1000)]
+    for node in nodes:
+        node.itself = node
+    node.tensor = take(100)
+    gc.collect()  # they are old now: the automatic collector looks at the young ones only, until it is simulated
+    del nodes, node
+    result = gm.audit(compact=True)
+    assert result.before[0].allocated - result.devices[0].allocated == 100 * MiB
+    assert result.collected >= 1000
+    assert gc.isenabled()
 
 
 def test_the_largest_request(virtual):

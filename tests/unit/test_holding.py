@@ -13,7 +13,8 @@ import weakref
 
 import pytest
 
-from jupyter_gpumem.holding import chain, garbage, holders, survey, upwards
+from jupyter_gpumem.finishing import collector_paused
+from jupyter_gpumem.holding import chain, holders, survey, upwards
 from jupyter_gpumem.holding.edges import Edges, local_names
 from jupyter_gpumem.holding.naming import path_text
 from jupyter_gpumem.holding.tensors import view_of_torch
@@ -696,7 +697,7 @@ def test_the_last_error_is_the_notebooks_not_a_modules(gpu, monkeypatch):
     monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
     monkeypatch.setattr(sys, "last_exc", caught.value, raising=False)
     del caught
-    with garbage.collector_paused():
+    with collector_paused():
         loop = types.SimpleNamespace(data=take(16))
         loop.itself = loop
         del loop
