@@ -119,5 +119,6 @@ def audit_device(backend: Backend, index: int, threshold: float) -> DeviceAudit 
         reservations=tuple(
             name for pin in RESERVATIONS.pins(backend, index, segments, page) for name in pin.reservations
         ),
+        cached=RESERVATIONS.returnable(backend, index, segments),
     )
     return dataclasses.replace(audited, exceeded=(audited.common_ratio or 0) > threshold)

@@ -12,7 +12,7 @@ from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import backends, check_context
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.finishing import run_all, uninterrupted
-from jupyter_gpumem.fragments import lying_in, pins, segment_at
+from jupyter_gpumem.fragments import is_empty, lying_in, pins, segment_at
 from jupyter_gpumem.records import Pin, Reservation, Reservations
 from jupyter_gpumem.units import format_bytes
 
@@ -66,6 +66,24 @@ class ReservationBook:
         return tuple(
             dataclasses.replace(pin, reservations=names.get(pin.address, ()))
             for pin in pins(segments, large_page=large_page)
+        )
+
+    def returnable(self, backend: Backend, index: int, segments: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+        """Return the names of what is in the cache of a device and goes back to the driver when that is emptied."""
+        with self._lock:
+            cached = [
+                reservation
+                for reservation, owner, _ in self._entries.values()
+                if reservation.state == "cached" and owner is backend and reservation.device.index == index
+            ]
+        return tuple(
+            one.name
+            for one in cached
+            if (segment := segment_at(segments, one.address)) is not None
+            and (
+                is_empty(segment)
+                or (segment.get("is_expandable", False) and lying_in(segments, one.address, one.size)[0])
+            )
         )
 
     def names(self) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class DeviceAudit(Record):
         pools: by pool, kind and stream.
         exceeded: whether the common ratio is above the threshold.
         reservations: the names of what `reserve` holds in segments with stranded bytes.
+        cached: the names of what `reserve` put into the cache and would go back to the driver with the rest.
     """
 
     _derived = ("unallocated_ratio", "common_ratio")
@@ -65,6 +66,7 @@ class DeviceAudit(Record):
     pools: tuple[PoolAudit, ...]
     exceeded: bool
     reservations: tuple[str, ...] = ()
+    cached: tuple[str, ...] = ()
 
     @property
     def unallocated_ratio(self) -> float | None:

@@ -75,11 +75,17 @@ def _device_sheet(result: Audit, one: DeviceAudit, before: DeviceAudit | None) -
         )
     if one.reserved:
         external = "" if lies.external is None else f"; external fragmentation {100 * lies.external:.1f} %"
+        streams = {pool.stream for pool in one.pools if not pool.private}
+        where = ", on the stream that has it" if len(streams) > 1 else ""
         notes.append(
-            f"The largest request that needs no memory from the driver is {format_bytes(lies.largest_free)}{external}."
+            f"The largest request that needs no memory from the driver is {format_bytes(lies.largest_free)}"
+            f"{where}{external}."
         )
     if lies.returnable and before is None:
-        notes.append(f"{format_bytes(lies.returnable)} can go back to the driver: %gpumem_audit --compact does it.")
+        aside = f", and with it goes what was put aside as {', '.join(one.cached)}" if one.cached else ""
+        notes.append(
+            f"{format_bytes(lies.returnable)} can go back to the driver: %gpumem_audit --compact does it{aside}."
+        )
     if lies.stranded:
         sharing, release = "live tensors", ""
         if one.reservations:

@@ -43,6 +43,33 @@ def test_an_audit_names_what_pins(virtual):
     assert gm.audit().devices[0].reservations == ("for later",)
 
 
+def test_an_audit_names_what_compacting_takes_away(virtual):
+    """What is in the cache and would go back, and nothing that stays."""
+    held_in_a_larger_segment()
+    gm.reserve("3GiB", name="later")
+    used = gm.reserve("5GiB", name="in use").record
+    tensor = take(5 * 1024)
+    assert tensor.data_ptr() == used.address
+    result = gm.audit()
+    assert result.devices[0].cached == ("later",)
+    said = " ".join(str(result).split())
+    assert "--compact does it, and with it goes what was put aside as later." in said
+    gm.audit(compact=True)
+    assert gm.audit().devices[0].cached == ()
+    del tensor
+
+
+def test_an_audit_of_expandable_segments_names_them_too(virtual):
+    """There pages go back one by one, also beside what lives."""
+    gm.allocator_config("expandable_segments:True")
+    live = take(100)
+    gm.reserve("3GiB", name="later")
+    assert gm.audit().devices[0].cached == ("later",)
+    gm.empty_cache()
+    assert gm.audit().devices[0].cached == ()
+    del live
+
+
 def test_the_status_tells_what_is_held_from_tensors(virtual):
     """The layers still add up to the card."""
     before = dict(gm.status().devices[0].layers)
