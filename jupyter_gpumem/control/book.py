@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
+import shlex
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +100,11 @@ class ReservationBook:
         Raises:
             InvalidValueError: it is in use, or no name.
         """
-        if name is not None and not (isinstance(name, str) and name.strip()):
-            raise InvalidValueError(f"not a name: {shown(name)}; write a text such as spare")
+        if name is not None and not _is_name(name):
+            raise InvalidValueError(
+                f"not a name: {shown(name)}; write a text such as spare, in one line, not beginning with - and without "
+                "{, } and $"
+            )
         claimed: str | None = None
         try:
             with self._lock:
@@ -144,7 +149,7 @@ class ReservationBook:
         """
         with self._lock:
             if name is not None and name not in self._entries:
-                there = ", ".join(self._entries) or "nothing"
+                there = ", ".join(map(shlex.quote, self._entries)) or "nothing"
                 raise InvalidValueError(f"nothing is put aside under the name {name!r}; there is: {there}")
             names = tuple(self._entries) if name is None else (name,)
             for one in names:
@@ -216,6 +221,11 @@ class ReservationBook:
                 run_all(functools.partial(release, name) for name in self.names())
             finally:
                 self._entries.clear()
+
+
+def _is_name(name: object) -> bool:
+    """Whether one can write it after `--release`, where IPython puts values in the place of braces and `$`."""
+    return isinstance(name, str) and name.isprintable() and bool(re.fullmatch(r"\s*[^\s\-{}$][^{}$]*", name))
 
 
 RESERVATIONS = ReservationBook()

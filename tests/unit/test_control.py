@@ -152,7 +152,7 @@ def test_names(virtual):
     assert RESERVATIONS.release() == ("reserve-1", "reserve-2")
 
 
-@pytest.mark.parametrize("name", ["", "  ", 5])
+@pytest.mark.parametrize("name", ["", "  ", 5, "two\nlines", "tab\there", "--hold", " -q", "{x}", "$x"])
 def test_what_is_no_name(virtual, name):
     """A name is what one can write after --release."""
     with pytest.raises(InvalidValueError, match="not a name"):
