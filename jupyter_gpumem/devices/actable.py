@@ -98,7 +98,8 @@ def actable_device(refusal: str, named: Iterable[int | str] | int | str | None) 
     backend, controls, indices = actable_devices(refusal, named)
     if len(indices) > 1:
         labels = ", ".join(f"{backend.kind}:{index}" for index in indices)
-        raise InvalidValueError(f"{refusal}: which device? {labels} are in use; name one with -d N (device=N)")
+        are = "in use" if named is None else "named"
+        raise InvalidValueError(f"{refusal}: which device? {labels} are {are}; name one with -d N (device=N)")
     return backend, controls, indices[0]
 
 

@@ -37,7 +37,9 @@ def reserve_memory(
     """Run `%gpumem_reserve`."""
     if options.size is not None:
         if options.release is not None:
-            raise InvalidValueError("a size puts memory aside and --release gives it back; ask for one of them")
+            raise InvalidValueError(
+                "a size puts memory aside and --release gives it back; ask for one, and quote a name with blanks"
+            )
         reserved = reserve(options.size, hold=options.hold, name=options.name, device=options.device)
         return session.deliver(options, reserved.record)
     if options.hold or options.name is not None or options.device is not None:

@@ -211,7 +211,7 @@ def _limit_sheet(result: Limits, one: DeviceLimit) -> Sheet:
     if one.above:
         notes.append(
             f"That is {format_bytes(one.above)} above the cap: nothing is taken away, but PyTorch gets no more memory "
-            "until it is below; %gpumem_empty returns what is unused."
+            "until it is below; %gpumem_empty returns what is unused, and says why the rest stays."
         )
     if one.limit is not None:
         notes.append("The cap is on PyTorch's own memory; the CUDA context, NCCL and other libraries come on top.")

@@ -389,6 +389,8 @@ def test_which_device():
     """With several devices in use one has to be named; one that is not in use is left alone."""
     with gm.virtual_gpu("3xA100-40GB"):
         used = [torch.empty(1, device=f"cuda:{index}") for index in (0, 1)]
+        with pytest.raises(InvalidValueError, match=r"which device\? cuda:0, cuda:1 are named"):
+            gm.reserve("1GiB", device=[0, 1])
         with pytest.raises(InvalidValueError, match=r"which device\? cuda:0, cuda:1 are in use"):
             gm.reserve("1GiB")
         with pytest.raises(UnavailableError, match="cuda:2 is not in use by this process"):
