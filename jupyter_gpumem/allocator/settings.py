@@ -151,7 +151,9 @@ class AllocatorSettings:
         for value in split_settings(text):
             if value.key not in KEYS:
                 raise InvalidValueError(unknown_key(value.key))
-            if value.text == "default":
+            # Where no back end is named PyTorch has its own: naming that changes nothing.
+            same = value.key == "backend" and value.text == KEYS["backend"].default and "backend" not in named
+            if value.text == "default" or same:
                 named.pop(value.key, None)
             else:
                 named[value.key] = value.text

@@ -95,6 +95,14 @@ def test_undo_and_reset(virtual):
     assert gm.allocator_config(undo=True).text == "roundup_power2_divisions:8"
 
 
+def test_naming_the_back_end_that_is_there_changes_nothing(virtual):
+    """Nothing is listed as changed that was so before, and there is nothing to undo."""
+    config = gm.allocator_config("backend:native")
+    assert (config.changes, config.text) == ((), "")
+    with pytest.raises(SettingsRefusedError, match="nothing to undo"):
+        gm.allocator_config(undo=True)
+
+
 def test_the_fraction_is_told_from_the_cap_in_force(virtual):
     """The key says what a device begins with: a cap of `limit` is another, and where it is shown is said."""
     said = "per_process_memory_fraction is what a device begins with; %gpumem_limit shows the cap in force."
