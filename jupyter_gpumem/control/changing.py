@@ -13,11 +13,14 @@ from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.records import AllocatorConfig, SettingChange
 from jupyter_gpumem.units import format_bytes
 
+from .book import RESERVATIONS
 from .configuration import configuration
 from .environment import permanent_line, read_environment
 from .hazards import notes_on_change
 
 if TYPE_CHECKING:
+    from jupyter_gpumem.devices import Backend
+
     from .configuration import Configuration
 
 
@@ -72,8 +75,19 @@ def _consequences(here: Configuration, before: AllocatorSettings, after: Allocat
     """Return what a change meant for the memory that is there, after giving back what would never be used again."""
     notes = []
     if before.expandable_segments != after.expandable_segments:
+        aside = _put_aside(here.backend)
         returned = here.return_unused()
         if returned:
             why = "could not grow" if after.expandable_segments else "would not be used again"
-            notes.append(f"{format_bytes(returned)} of unused memory went back to the driver: it {why}.")
+            what = f", with what was put aside as {', '.join(aside)}" if aside else ""
+            notes.append(f"{format_bytes(returned)} of unused memory went back to the driver{what}: it {why}.")
     return notes + notes_on_change(before, after, here.segments(), shared=here.shares_memory())
+
+
+def _put_aside(backend: Backend) -> tuple[str, ...]:
+    """Return the names of what goes back to the driver with the cache of what `reserve` put there."""
+    return tuple(
+        name
+        for index in backend.ready()
+        for name in RESERVATIONS.returnable(backend, index, backend.segments(index) or [])
+    )

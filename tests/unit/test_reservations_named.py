@@ -70,6 +70,19 @@ def test_an_audit_of_expandable_segments_names_them_too(virtual):
     del live
 
 
+def test_a_setting_that_empties_the_cache_names_what_it_takes_away(virtual):
+    """Segments of the other kind go back, and with them what was put aside in them; what is held stays."""
+    gm.reserve("1GiB", hold=True, name="held")
+    gm.reserve("3GiB", name="later")
+    notes = gm.allocator_config("expandable_segments:True").notes
+    told = "3.00 GiB of unused memory went back to the driver, with what was put aside as later: it could not grow."
+    assert told in notes
+    gm.reserve("2GiB", hold=True, name="pages")
+    gm.reserve("1GiB", name="more pages")
+    notes = gm.allocator_config(undo=True).notes
+    assert any(", with what was put aside as more pages: it would not be used again." in note for note in notes)
+
+
 def test_the_status_tells_what_is_held_from_tensors(virtual):
     """The layers still add up to the card."""
     before = dict(gm.status().devices[0].layers)
