@@ -9,8 +9,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .arguments import check_function, check_share, check_whole
-from .devices import check_context, explain_absence, lost_context, note_loss, ready_devices
+from .arguments import check_flag, check_function, check_share, check_whole
+from .control.lowering import LoweredCaps, room_below_caps
+from .devices import check_context, explain_absence, note_loss, ready_devices
 from .errors import GpumemError, InvalidValueError, UnavailableError
 from .expectation import largest_batch, on_virtual_gpu
 from .measurement import Measure
@@ -23,7 +24,6 @@ from .units import MiB, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .devices import Backend
     from .records import OomExplanation
 
 _ITERATIONS = 2
@@ -74,20 +74,22 @@ def find_batch_size(
         on_trial: called with each `Trial`.
 
     Raises:
-        InvalidValueError: `start`, `maximum` or `margin` is impossible, `fn` or `on_trial` is no function, or `fn` is a
-            coroutine function.
+        InvalidValueError: `start`, `maximum`, `margin` or `predict` is impossible, `fn` or `on_trial` is no function,
+            or `fn` is a coroutine function.
         UnavailableError: there is no device to run out of memory, or the CUDA context is lost.
         Exception: whatever `fn` raises that is not about memory.
     """
     __tracebackhide__ = True
     start, maximum = _checked(fn, start, maximum, margin, on_trial)
+    if predict is not None:
+        check_flag("predict", predict)
     check_context()
     absent = explain_absence()
     if absent is not None and not any(True for _ in ready_devices()):
         raise UnavailableError(f"no batch size can be found: {absent}")
     foresee = on_virtual_gpu() if predict is None else predict
     search = _Search(fn, maximum, margin, on_trial)
-    with _Caps() as search.caps:
+    with LoweredCaps() as search.caps:
         best = search.run(start, foresee=foresee)
     return BatchSize(
         batch_size=best,
@@ -122,36 +124,6 @@ def _checked(
     return first, most
 
 
-class _Caps:
-    """The memory caps of all devices: lowered during trials, and put back. Devices may come into use in a trial."""
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[Backend, int], float] = {}
-
-    def __enter__(self) -> _Caps:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if lost_context() is not None:
-            return
-        for (backend, index), fraction in self._before.items():
-            controls = backend.controls()
-            if controls is not None:
-                controls.set_fraction(index, fraction)
-
-    def keep_free(self, margin: float) -> None:
-        """Cap every device in use so that a share of it stays free, others' memory counted as it is now."""
-        for backend, index in ready_devices():
-            memory, total, controls = backend.memory(index), backend.device(index).total, backend.controls()
-            if memory is None or not total or controls is None or not margin:
-                continue
-            limit = backend.limit(index)
-            own = self._before.setdefault((backend, index), 1.0 if limit is None else (limit + 0.5) / total)
-            reserved = backend.stats(index)["reserved_bytes"]["all"]["current"]
-            usable = max(0.0, (reserved + memory.free) / total - margin)
-            controls.set_fraction(index, min(own, usable))
-
-
 class _Search:
     """One search: what was tried, and what to try next."""
 
@@ -165,7 +137,7 @@ class _Search:
         self.trials: list[Trial] = []
         self._good = 0
         self._bad: int | None = None
-        self.caps = _Caps()
+        self.caps = LoweredCaps()
         self.predicted: int | None = None
         self.oom: OomExplanation | None = None
         self._takes_memory = False
@@ -226,7 +198,7 @@ class _Search:
         self.caps.keep_free(self._margin)
         handled = sys.exc_info()[1]
         try:
-            rooms = {backend.device(index): _room(backend, index) for backend, index in ready_devices()}
+            rooms = {backend.device(index): room_below_caps(backend, index) for backend, index in ready_devices()}
             expected = largest_batch(self._fn, functools.partial(_run, self._fn), start, self._maximum, rooms)
         except Exception as reason:  # noqa: BLE001 - whatever it is: the trials do without, and say so
             line = next(iter(str(reason).splitlines()), "")
@@ -324,14 +296,6 @@ def _run(fn: Callable[[int], object], size: int) -> None:
         if inspect.isgenerator(result):
             deque(result, maxlen=0)
         del result  # so that an iteration never overlaps with what the one before returned
-
-
-def _room(backend: Backend, index: int) -> int:
-    """Return how many bytes the allocator may reserve of a device, with those that it has."""
-    memory, limit, total = backend.memory(index), backend.limit(index), backend.device(index).total or 0
-    reserved = int(backend.stats(index)["reserved_bytes"]["all"]["current"])
-    most = total if memory is None else reserved + memory.free
-    return most if limit is None else min(most, limit)
 
 
 def _allocated() -> int:

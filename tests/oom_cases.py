@@ -200,10 +200,10 @@ def fn(n):
 
 EXHAUSTIVE = """
 import inspect
-from jupyter_gpumem.batch_size import _Caps
+from jupyter_gpumem.control.lowering import LoweredCaps
 def runs(n, margin):
     torch.cuda.empty_cache()
-    with _Caps() as caps:
+    with LoweredCaps() as caps:
         caps.keep_free(margin)
         try:
             for _ in range(2):

@@ -40,6 +40,7 @@ WRONG = {
         "start": NUMBERS,
         "maximum": [wrong for wrong in NUMBERS if wrong is not None],
         "margin": NUMBERS,
+        "predict": [wrong for wrong in FLAGS if wrong is not None],
         "on_trial": FUNCTIONS,
     },
     "free": {

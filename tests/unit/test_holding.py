@@ -271,7 +271,7 @@ def test_modules_of_torchscript(gpu, traced):
     held = chain("weight", Notebook(Shell(model=model, weight=weight)))
     assert held.chains[0] == "8.00 MiB of it are also held by model.0.0.weight"
     notebook, ring = Notebook(Shell()), [model]
-    with garbage.collector_paused():
+    with collector_paused():
         ring.append(ring)
         del model, ring, weight
         promised, returned = (
