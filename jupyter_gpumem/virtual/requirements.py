@@ -16,5 +16,5 @@ if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:  
     )
 if not hasattr(torch._C, "_acc"):
     raise UnavailableError(
-        f"a virtual GPU needs torch 2.9 or later, this is {torch.__version__}; update torch or use a real device"
+        f"a virtual GPU needs torch 2.10 or later, this is {torch.__version__}; update torch or use a real device"
     )

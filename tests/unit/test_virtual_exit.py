@@ -242,7 +242,7 @@ del x, model
     ("lacking", "line"),
     [
         ("sys.modules['torch'] = None", "PyTorch, which is not installed here; install torch and try again"),
-        ("del torch._C._acc", "a virtual GPU needs torch 2.9 or later, this is "),
+        ("del torch._C._acc", "a virtual GPU needs torch 2.10 or later, this is "),
         ("sys.platform = 'darwin'", "a virtual GPU needs Linux on x86-64 or ARM, this is darwin on "),
         (
             "platform.machine = lambda: 'ppc64le'",
