@@ -6,6 +6,7 @@ import builtins
 import functools
 import io
 import os
+import pathlib
 import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,9 @@ class Files:
 
         patches.set(builtins, "open", open_elsewhere)
         patches.set(io, "open", open_elsewhere)
+        paths: Any = getattr(pathlib, "_NormalAccessor", None)
+        if paths is not None:  # Python 3.10: paths keep the function that they found when they were imported
+            patches.set(paths, "open", staticmethod(open_elsewhere))
         patches.set(torch, "save", save_nothing)
 
     def _place(self, file: Any, mode: str) -> Any:
