@@ -282,7 +282,7 @@ def test_a_prediction_is_made_where_it_is_wanted(fake, monkeypatch):
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (UnavailableError("a virtual GPU needs torch 2.10 or later"), "a virtual GPU needs torch 2.9 or later"),
+        (UnavailableError("a virtual GPU needs torch 2.10 or later"), "a virtual GPU needs torch 2.10 or later"),
         (ValueError("a value\nof several lines"), "ValueError: a value"),
         (ZeroDivisionError(), "ZeroDivisionError: "),
     ],

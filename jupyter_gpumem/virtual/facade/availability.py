@@ -7,11 +7,11 @@ not exist and are added, on a CUDA build they are replaced. What those functions
 from __future__ import annotations
 
 import enum
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.backends.cudnn import rnn
 
 from .properties import DeviceProperties
 
@@ -94,7 +94,9 @@ class Availability:
         patches.set(torch.backends.cudnn, "is_available", lambda: True)
         patches.set(torch.backends.cudnn, "version", lambda: _CUDNN)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-        patches.set(rnn, "get_cudnn_mode", _RECURRENT.index)
+        # By its whole name: `torch.backends.cudnn` of PyTorch 2.10 has an attribute of the same name instead.
+        recurrent = importlib.import_module("torch.backends.cudnn.rnn")
+        patches.set(recurrent, "get_cudnn_mode", _RECURRENT.index)
         patches.set(cuda, "_exchange_device", self._exchange)
         patches.set(cuda, "_maybe_exchange_device", self._exchange_back)
         patches.set(cuda, "_get_device_properties", self.properties)
