@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from panel_steps import Driven
 
 from jupyter_gpumem import devices, recorder
-from jupyter_gpumem.ledger import LEDGER
+from jupyter_gpumem.ledger import LEDGER, PeakLedger
 from tests.model_backend import ModelBackend
 from tests.recording_torch import RecordingTorch, own_recorder
 
@@ -64,6 +64,26 @@ def take(mib):
     import torch
 
     return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+
+def level(gpu, key="reserved_bytes"):
+    """Return a counter of the allocator model of a virtual GPU."""
+    return gpu.memory.allocators[0].stats()[key]["all"]["current"]
+
+
+def spike(backend, size, index=0):
+    """Allocate and free on a scripted device."""
+    backend.free(backend.allocate(size, index))
+
+
+@pytest.fixture
+def book():
+    """A ledger of its own, that must be given back clean."""
+    found = PeakLedger()
+    yield found
+    found.detach()
+    assert not found.open_intervals
+    assert not found.watching
 
 
 @pytest.fixture

@@ -6,16 +6,7 @@ import pytest
 
 import jupyter_gpumem as gm
 from jupyter_gpumem.control.reservation import RESERVATIONS
-from jupyter_gpumem.ledger import PeakLedger
 from jupyter_gpumem.units import GiB, MiB
-
-
-@pytest.fixture
-def book(fake):
-    """A ledger that nothing else uses."""
-    book = PeakLedger()
-    yield book
-    book.detach()
 
 
 @pytest.mark.parametrize("level", [0, 300 * MiB])
