@@ -23,6 +23,16 @@ def whole(value: Any) -> int | None:
         return None
 
 
+def real(value: Any) -> float | None:
+    """Return a real number as Python's own, also one of NumPy's; `None` if it is none, or too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
 def check_whole(name: str, value: object, *, least: int = 1) -> int:
     """Return a whole number of at least so much.
 
@@ -35,14 +45,16 @@ def check_whole(name: str, value: object, *, least: int = 1) -> int:
     return number
 
 
-def check_share(name: str, value: object) -> None:
-    """Refuse what is no number from 0 to below 1.
+def check_share(name: str, value: object) -> float:
+    """Return a number from 0 to below 1.
 
     Raises:
         InvalidValueError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
+    number = real(value)
+    if number is None or not 0 <= number < 1:
         raise InvalidValueError(f"{name} must be a share from 0 to below 1, such as 0.05, got {shown(value)}")
+    return number
 
 
 def check_function(name: str, value: object, takes: str) -> None:

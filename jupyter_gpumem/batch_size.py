@@ -80,7 +80,7 @@ def find_batch_size(
         Exception: whatever `fn` raises that is not about memory.
     """
     __tracebackhide__ = True
-    start, maximum = _checked(fn, start, maximum, margin, on_trial)
+    start, maximum, margin = _checked(fn, start, maximum, margin, on_trial)
     if predict is not None:
         check_flag("predict", predict)
     check_context()
@@ -109,19 +109,19 @@ def _checked(
     maximum: int | None,
     margin: float,
     on_trial: Callable[[Trial], object] | None,
-) -> tuple[int, int | None]:
-    """Refuse what cannot be searched with; returns `start` and `maximum` as numbers."""
+) -> tuple[int, int | None, float]:
+    """Refuse what cannot be searched with; returns `start`, `maximum` and `margin` as Python's own numbers."""
     check_function("fn", fn, "a batch size")
     first = check_whole("start", start)
     most = None if maximum is None else check_whole("maximum", maximum)
     if most is not None and most < first:
         raise InvalidValueError(f"maximum must not be below start ({first}), got {most}")
-    check_share("margin", margin)
+    share = check_share("margin", margin)
     if on_trial is not None:
         check_function("on_trial", on_trial, "a Trial")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidValueError("fn must not be a coroutine function; wrap it: lambda n: asyncio.run(fn(n))")
-    return first, most
+    return first, most, share
 
 
 class _Search:

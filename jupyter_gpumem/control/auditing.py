@@ -7,7 +7,7 @@ import dataclasses
 import gc
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.arguments import check_flag, shown
+from jupyter_gpumem.arguments import check_flag, real, shown
 from jupyter_gpumem.devices import (
     actable_devices,
     check_devices,
@@ -56,7 +56,7 @@ def audit(
             context is lost.
         DeviceNotFoundError: a named device is not visible.
     """
-    check_threshold(threshold)
+    threshold = check_threshold(threshold)
     check_flag("compact", compact)
     only = device_labels(devices)
     check_devices(only)
@@ -78,14 +78,16 @@ def audit(
     return Audit(found, threshold, configuration().in_force().expandable_segments, before, collected)
 
 
-def check_threshold(threshold: float) -> None:
-    """Refuse what is no ratio.
+def check_threshold(threshold: float) -> float:
+    """Return a ratio.
 
     Raises:
         InvalidValueError: it is not between 0 and 1.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+    ratio = real(threshold)
+    if ratio is None or not 0 <= ratio <= 1:
         raise InvalidValueError(f"not a ratio: {shown(threshold)}; write a number from 0 to 1, such as {THRESHOLD}")
+    return ratio
 
 
 def _audited(threshold: float, only: frozenset[str] | None) -> tuple[DeviceAudit, ...]:

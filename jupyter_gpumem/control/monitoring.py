@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.arguments import check_function, shown
+from jupyter_gpumem.arguments import check_function, real, shown
 from jupyter_gpumem.devices import check_context, counters, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.finishing import run_all, uninterrupted
@@ -49,15 +49,15 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
         threshold: float = THRESHOLD,
         on_exceed: Callable[[DeviceAudit], object] | None = None,
     ) -> None:
-        number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
-        if not (number and 0 < interval <= threading.TIMEOUT_MAX):
+        seconds = real(interval)
+        if seconds is None or not 0 < seconds <= threading.TIMEOUT_MAX:
             raise InvalidValueError(
                 f"not an interval: {shown(interval)}; write seconds above 0 and up to {int(threading.TIMEOUT_MAX):,}"
             )
-        check_threshold(threshold)
+        ratio = check_threshold(threshold)
         if on_exceed is not None:
             check_function("on_exceed", on_exceed, "a DeviceAudit")
-        self._interval, self._threshold, self._on_exceed = interval, threshold, on_exceed
+        self._interval, self._threshold, self._on_exceed = seconds, ratio, on_exceed
         self._above: set[str] = set()
         self._audits: deque[DeviceAudit] = deque(maxlen=KEPT)
         self._ended = threading.Event()

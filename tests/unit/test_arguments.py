@@ -141,7 +141,12 @@ def test_numbers_of_numpy_are_numbers():
     """They come out of any computation."""
     numpy = pytest.importorskip("numpy")
     assert type(arguments.check_whole("n", numpy.int64(3))) is int
-    arguments.check_share("share", numpy.float32(0.5))
+    assert type(arguments.check_share("share", numpy.float32(0.5))) is float
+    assert type(gm.audit(numpy.float32(0.5)).threshold) is float
+    gm.monitor(numpy.float32(60), numpy.float16(0.5)).end()
+    for huge in (10**400, -(10**400)):
+        with pytest.raises(InvalidValueError, match=r"^share must be a share"):
+            arguments.check_share("share", huge)
     with pytest.raises(InvalidValueError, match=r"^n must be a whole number of 2 or more, got .*1"):
         arguments.check_whole("n", numpy.int64(1), least=2)
 
