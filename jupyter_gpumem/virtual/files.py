@@ -23,6 +23,9 @@ _DEVICES = ("/dev/", "/proc/", "/sys/")
 class Files:
     """Lets `open` and `torch.save` write elsewhere, and `open` read again what was written there.
 
+    A module that is imported meanwhile may keep what it finds (`from torch import save`): afterwards that is as plain
+    as what it stands for.
+
     Args:
         patches: where they are replaced; its undoing throws away what was written.
 
@@ -34,6 +37,7 @@ class Files:
         self.unsaved: dict[str, None] = {}
         self._written: dict[str, str] = {}
         self._folder: str | None = None
+        self._over = False
         plain_open, plain_save = builtins.open, torch.save
         patches.on_undo(self._throw_away)
 
@@ -43,7 +47,7 @@ class Files:
 
         @functools.wraps(plain_save)
         def save_nothing(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, (str, os.PathLike)):
+            if isinstance(f, (str, os.PathLike)) and not self._over:
                 self.unsaved[os.fspath(f)] = None
             else:
                 plain_save(obj, f, *args, **kwargs)
@@ -57,7 +61,7 @@ class Files:
 
     def _place(self, file: Any, mode: str) -> Any:
         """Return what is to be opened instead."""
-        if not isinstance(file, (str, bytes, os.PathLike)):
+        if self._over or not isinstance(file, (str, bytes, os.PathLike)):
             return file
         path = os.path.abspath(os.fsdecode(file))
         if path in self._written or not _WRITING & set(mode) or path.startswith(_DEVICES):
@@ -73,5 +77,6 @@ class Files:
         return place
 
     def _throw_away(self) -> None:
+        self._over = True
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 
@@ -496,6 +498,27 @@ def test_files_are_as_before(tmp_path):
     assert (log.read_text(), fresh.exists(), torch.load(checkpoint)) == ("one\n", False, {"a": 1})
     with pytest.raises(FileNotFoundError):
         predict((tmp_path / "none" / "x").write_text, "x")
+
+
+def test_what_a_module_keeps_of_a_prediction_writes_for_real_afterwards(tmp_path, monkeypatch):
+    """A helper that is imported in a prediction keeps the `save` and `open` it found there: they lose nothing later."""
+    (tmp_path / "gpumem_helper.py").write_text("from io import open as write\nfrom torch import save\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def code():
+        with open("log.txt", "w") as file:
+            file.write("placeholder")
+        importlib.import_module("gpumem_helper")
+
+    predict(code)
+    helper = importlib.import_module("gpumem_helper")
+    monkeypatch.delitem(sys.modules, "gpumem_helper")
+    with helper.write("log.txt", "w") as file:
+        file.write("real")
+    helper.save({"a": 1}, "model.pt")
+    assert (tmp_path / "log.txt").read_text() == "real"
+    assert torch.load("model.pt") == {"a": 1}
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 5])
