@@ -6,7 +6,9 @@ import gc
 import importlib
 import os
 import random
+import shutil
 import sys
+import tempfile
 import types
 from collections import OrderedDict, defaultdict, deque
 
@@ -15,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import jupyter_gpumem as gm  # noqa: E402
-from jupyter_gpumem.errors import InvalidValueError  # noqa: E402
+from jupyter_gpumem.errors import InvalidValueError, UnavailableError  # noqa: E402
 from jupyter_gpumem.prediction import predict  # noqa: E402
 from jupyter_gpumem.units import GiB, KiB, MiB  # noqa: E402
 from jupyter_gpumem.virtual import session  # noqa: E402
@@ -519,6 +521,79 @@ def test_what_a_module_keeps_of_a_prediction_writes_for_real_afterwards(tmp_path
     helper.save({"a": 1}, "model.pt")
     assert (tmp_path / "log.txt").read_text() == "real"
     assert torch.load("model.pt") == {"a": 1}
+
+
+def _rotate(folder):
+    """Do what notebooks do with checkpoints: a fresh folder, a replacement in one step, the oldest removed."""
+    shutil.copy(folder / "a.txt", folder / "old" / "2.txt")
+    shutil.rmtree(folder / "old")
+    assert not (folder / "old").exists()
+    os.makedirs(folder / "old")
+    assert os.listdir(folder / "old") == []
+    (folder / "a.txt").unlink()
+    assert not (folder / "a.txt").exists()
+    with pytest.raises(FileNotFoundError):
+        (folder / "a.txt").read_text()
+    (folder / "tmp.txt").write_text("new")
+    os.replace(folder / "tmp.txt", folder / "b.txt")
+    assert (folder / "b.txt").read_text() == "new"
+    os.rename(folder / "c.txt", folder / "d.txt")
+    with open(folder / "d.txt", "a") as file:
+        file.write("more")
+    assert (folder / "d.txt").read_text() == "cmore"
+    assert sorted(os.listdir(folder)) == ["b.txt", "d.txt", "e.txt", "old"]
+    os.remove(folder / "d.txt")
+    torch.save({}, folder / "tmp.pt")
+    os.replace(folder / "tmp.pt", folder / "best.pt")
+    os.close(os.open(folder / "e.txt", os.O_WRONLY | os.O_TRUNC))
+    assert (folder / "e.txt").stat().st_size == 0
+
+
+def test_files_that_are_removed_and_renamed_are_there_afterwards(tmp_path):
+    """A cell that clears its old checkpoints is predicted without their loss, and finds them gone meanwhile."""
+    (tmp_path / "old").mkdir()
+    files = {"a.txt": "a", "b.txt": "b", "c.txt": "c", "e.txt": "e", "old/1.txt": "1"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for _ in range(2):
+        assert str(tmp_path / "best.pt") in map(str, predict(_rotate, tmp_path).unsaved)
+        assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.txt")} == files
+
+
+def test_what_the_code_made_itself_is_really_removed(tmp_path):
+    """Temporary files and folders are made for real, so that libraries can use them, and do not stay."""
+
+    def code():
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            handle, name = tempfile.mkstemp(dir=folder)
+            os.close(handle)
+            shutil.copy(name, name + ".copy")
+        handle, name = tempfile.mkstemp(dir=tmp_path)
+        os.close(handle)
+        os.remove(name)
+        with tempfile.NamedTemporaryFile(dir=tmp_path) as file:
+            file.write(b"x")
+
+    predict(code)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_files_are_those_of_the_real_place(tmp_path):
+    """What cannot be removed or renamed outside of a prediction cannot be inside one."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("a")
+    with pytest.raises(OSError, match="not empty"):
+        predict(lambda *paths: os.rmdir(*paths), tmp_path / "full")
+    with pytest.raises(IsADirectoryError):
+        predict(lambda *paths: os.remove(*paths), tmp_path / "full")
+    with pytest.raises(FileNotFoundError, match="none"):
+        predict(lambda *paths: os.remove(*paths), tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="none"):
+        predict(lambda *paths: os.rename(*paths), tmp_path / "none", tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="none"):
+        predict(open, tmp_path / "none", "r+")
+    with pytest.raises(UnavailableError, match="cannot rename the folder"):
+        predict(lambda *paths: os.rename(*paths), tmp_path / "full", tmp_path / "other")
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 5])
