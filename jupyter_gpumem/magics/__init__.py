@@ -21,9 +21,15 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take everything away from a shell; harmless if there is nothing."""
-    session = _sessions.pop(id(shell), None)
+    """Take everything away from a shell; harmless if there is nothing.
+
+    Raises:
+        UnavailableError: a prediction is running; nothing is taken away then.
+    """
+    session = _sessions.get(id(shell))
     if session is not None:
+        session.check_idle()
+        del _sessions[id(shell)]
         try:
             session.unload()
         finally:  # IPython, for its part, would take it for loaded after an error

@@ -63,6 +63,15 @@ class Session:
         self.cells.load()
         self.errors.load()
 
+    def check_idle(self) -> None:
+        """Refuse to be unloaded under a prediction, which has still to put everything back.
+
+        Raises:
+            UnavailableError: one is running.
+        """
+        if virtual := sys.modules.get(f"{__package__}.virtual"):
+            virtual.check_idle()
+
     def unload(self) -> None:
         """Take everything away, in the reverse order, whatever a part of it raises; then raise the first error."""
         run_all(self._parts())

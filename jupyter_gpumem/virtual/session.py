@@ -56,6 +56,7 @@ class VirtualGpu:
         self._autocast = autocast.Autocast(self.patches)
         self._translation = Translation(self.memory, self.patches)
         self._facade: facade.Facade
+        self._trials = 0
 
     def install(self) -> None:
         """Put everything in its place."""
@@ -84,13 +85,24 @@ class VirtualGpu:
             kept = self.kernels.workspaces
             self.kernels.workspaces = {key: moved[key[1]][address] for key, address in kept.items()}
             generators = [generator.clone_state() for generator in torch.cuda.default_generators]
+            self._trials += 1
             try:
                 yield moved
             finally:
+                self._trials -= 1
                 self._autocast.clear()
                 self.kernels.workspaces = kept
                 for generator, state in zip(torch.cuda.default_generators, generators, strict=True):
                     generator.graphsafe_set_state(state)
+
+    def check_idle(self) -> None:
+        """Refuse to be switched off under a prediction, which has still to put everything back.
+
+        Raises:
+            UnavailableError: one is running.
+        """
+        if self._trials:
+            raise UnavailableError("a prediction is running on the virtual GPU; switch it off when that has ended")
 
     def remove(self) -> list[str]:
         """Take everything away again; returns a sentence for each attribute that somebody else replaced meanwhile."""
@@ -166,10 +178,14 @@ def stop() -> list[str]:
     """Switch it off; returns a sentence for each attribute that is left because somebody else replaced it.
 
     Tensors that are still on it stay what they are, but nothing can be done with them any more.
+
+    Raises:
+        UnavailableError: a prediction is running on it.
     """
     with _switching:
         if not _active:
             return []
+        _active[-1].check_idle()
         try:
             return _active.pop().remove()
         finally:

@@ -133,3 +133,17 @@ def test_under_a_cap_of_the_sessions_virtual_gpu(fresh_kernel):
     assert fresh_kernel.value("need.devices[0].peak_allocated") == str(2**20 + 2**30)
     assert fresh_kernel.value("torch.cuda.memory_allocated(), 'more' in globals()") == f"({2**20}, False)"
     assert fresh_kernel.run("take(2**30)").error == "OutOfMemoryError"
+
+
+@pytest.mark.parametrize("ending", ["%gpumem_virtual off", "%unload_ext jupyter_gpumem", "%reload_ext jupyter_gpumem"])
+@pytest.mark.parametrize("on", [False, True])
+def test_the_virtual_gpu_cannot_be_taken_from_under_a_prediction(kernel, ending, on):
+    """That is refused in one line, and what comes later works as before."""
+    if on:
+        assert kernel.run("%gpumem_virtual on --gpu T4").status == "ok"
+    reply = kernel.run(f"%%gpumem_predict --gpu T4\n{ending}")
+    assert reply.status == "error", reply.shown
+    assert "a prediction is running on the virtual GPU; switch it off when that has ended" in reply.shown
+    reply = kernel.run("%%gpumem_predict --gpu T4\ny = take(1024)")
+    assert reply.status == "ok", reply.shown
+    assert kernel.run("%gpumem_virtual off").status == "ok"
