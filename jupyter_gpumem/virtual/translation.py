@@ -165,6 +165,8 @@ class Translation:
 
         self.patches.set(tensor, "to", to)
         self.patches.set(tensor, "cuda", cuda)
+        lazy = torch.nn.parameter.UninitializedTensorMixin
+        self.patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, to, cuda])
         self.patches.set(tensor, "type", type_)
 
     def _make_methods(self) -> None:

@@ -187,7 +187,7 @@ class Values:
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy nothing to the device, and zeros from it; `aten::copy_`."""
-        if target.shape != source.shape:
+        if target.size() != source.size():  # a lazy parameter has no `shape`
             refusals.check_broadcast(target, source)
         exact = source if source.is_cpu else known.exact(source)
         if not target.is_cpu:
@@ -203,7 +203,7 @@ class Values:
             target.zero_() if guess is None else target.copy_(guess)
         # Between devices only dense memory of one layout can be copied: the device's side is made so first.
         there = source if target.is_cpu else target
-        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        alike = target.dtype == source.dtype and target.size() == source.size() and target.stride() == source.stride()
         if target.get_device() != source.get_device() and not alike and not there.is_contiguous():
             self.memory.scratch(there.get_device(), [there.numel() * there.dtype.itemsize])
         return target

@@ -667,3 +667,11 @@ def test_work_on_the_host_is_not_touched(gpu):
 def test_only_one_at_a_time(gpu):
     with pytest.raises(gm.UnavailableError, match="is on already"):
         session.start("T4")
+
+
+def test_lazy_modules_move_before_they_know_their_shapes(gpu):
+    """They take their parameters along, and make the rest there at the first call."""
+    for move in (lambda net: net.cuda(), lambda net: net.to("cuda")):
+        net = move(torch.nn.Sequential(torch.nn.LazyConv2d(4, 3), torch.nn.LazyBatchNorm2d(), torch.nn.LazyLinear(5)))
+        assert net(torch.randn(2, 3, 8, 8, device="cuda")).shape == (2, 4, 6, 5)
+        assert {value.device for value in net.state_dict().values()} == {torch.device("cuda", 0)}
