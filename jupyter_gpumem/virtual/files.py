@@ -117,6 +117,9 @@ class Files:
         place = self._written.get(path)
         if not _WRITING & set(mode) or path.startswith(_DEVICES):
             self._check(path, file)
+            if place is None and not os.path.lexists(path) and path in map(os.path.abspath, self.unsaved):
+                why = "torch.save writes nothing in a prediction: leave the loading out of what is predicted"
+                raise UnavailableError(f"{os.fsdecode(file)!r} cannot be read: {why}")
             return file if place is None else place
         if place is not None and self._is_ours(place):
             return place

@@ -523,6 +523,17 @@ def test_what_a_module_keeps_of_a_prediction_writes_for_real_afterwards(tmp_path
     assert torch.load("model.pt") == {"a": 1}
 
 
+def test_what_was_saved_and_is_not_there_says_why(tmp_path):
+    """Code that loads what it has saved is told that a prediction saves nothing."""
+
+    def code():
+        torch.save({"a": 1}, tmp_path / "best.pt")
+        torch.load(tmp_path / "best.pt")
+
+    with pytest.raises(UnavailableError, match=r"best\.pt' cannot be read: torch\.save writes nothing in a prediction"):
+        predict(code)
+
+
 def _rotate(folder):
     """Do what notebooks do with checkpoints: a fresh folder, a replacement in one step, the oldest removed."""
     shutil.copy(folder / "a.txt", folder / "old" / "2.txt")
