@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.errors import UnavailableError
+
 from . import known
 from .storages import BACKEND, new_storage
 
@@ -83,6 +85,8 @@ def of_storages(
 ) -> None:
     """Have storages of the virtual device say that they are of `cuda`, and copy them to it.
 
+    That they cannot be resized, as PyTorch has no way to it for them, is said in words that a user can act on.
+
     Args:
         translate: returns the device that PyTorch is to be given for what the user wrote.
         memory: the cards' memory.
@@ -122,6 +126,15 @@ def of_storages(
         where = plain_device.__get__(self)
         return copy(self, where.index) if where.type == BACKEND else plain_clone(self)
 
+    plain_resize = untyped.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if plain_device.__get__(self).type == BACKEND:
+            instead = "resize a tensor of it with resize_(), or give the tensor other data"
+            raise UnavailableError(f"the storage of a tensor on a virtual GPU cannot be resized; {instead}")
+        return plain_resize(self, size)
+
+    patches.set(untyped, "resize_", resize_)
     patches.set(untyped, "device", property(device))
     patches.set(untyped, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
     patches.set(untyped, "to", to)

@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 import jupyter_gpumem as gm
+from jupyter_gpumem.errors import UnavailableError
 from jupyter_gpumem.units import MiB
 
 torch = pytest.importorskip("torch")
@@ -675,3 +676,14 @@ def test_lazy_modules_move_before_they_know_their_shapes(gpu):
         net = move(torch.nn.Sequential(torch.nn.LazyConv2d(4, 3), torch.nn.LazyBatchNorm2d(), torch.nn.LazyLinear(5)))
         assert net(torch.randn(2, 3, 8, 8, device="cuda")).shape == (2, 4, 6, 5)
         assert {value.device for value in net.state_dict().values()} == {torch.device("cuda", 0)}
+
+
+def test_a_storage_cannot_be_resized_and_says_so(gpu):
+    """Nothing has changed then, and storages in host memory are resized as ever."""
+    tensor = torch.ones(1000, device="cuda")
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(UnavailableError, match="cannot be resized; resize a tensor of it"):
+        tensor.untyped_storage().resize_(0)
+    assert (torch.cuda.memory_allocated(), tensor.untyped_storage().nbytes()) == (before, 4000)
+    host = torch.ones(1000).untyped_storage()
+    assert host.resize_(8000).nbytes() == 8000
