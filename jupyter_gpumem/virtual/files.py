@@ -9,6 +9,7 @@ import io
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,10 @@ class Files:
         paths: Any = getattr(pathlib, "_NormalAccessor", None)
         for owner in filter(None, (builtins, io, paths)):
             patches.set(owner, "open", staticmethod(open_elsewhere) if owner is paths else open_elsewhere)
+        numpy: Any = sys.modules.get("numpy.lib._datasource")
+        if numpy is not None:  # so does numpy.savetxt; asking for the keys loads the others
+            openers = {key: numpy._file_openers[key] for key in numpy._file_openers.keys()}  # noqa: SIM118
+            patches.set(numpy._file_openers, "_file_openers", {**openers, None: open_elsewhere})
         patches.set(torch, "save", save_nothing)
         instead: dict[str, Callable[..., Any]] = {
             "open": self._open,

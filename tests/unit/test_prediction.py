@@ -523,6 +523,22 @@ def test_what_a_module_keeps_of_a_prediction_writes_for_real_afterwards(tmp_path
     assert torch.load("model.pt") == {"a": 1}
 
 
+def test_what_numpy_writes_as_text_is_as_before(tmp_path):
+    """It opens files with a function of its own, which it took when it was imported."""
+    numpy = pytest.importorskip("numpy")
+    file = tmp_path / "scores.txt"
+    numpy.savetxt(file, [1.0])
+
+    def code():
+        numpy.savetxt(file, [2.0])
+        assert numpy.loadtxt(file) == 2
+
+    predict(code)
+    assert numpy.loadtxt(file) == 1
+    numpy.savetxt(file, [3.0])
+    assert numpy.loadtxt(file) == 3
+
+
 def test_what_was_saved_and_is_not_there_says_why(tmp_path):
     """Code that loads what it has saved is told that a prediction saves nothing."""
 
