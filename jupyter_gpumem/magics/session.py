@@ -69,8 +69,9 @@ class Session:
         Raises:
             UnavailableError: one is running.
         """
-        if virtual := sys.modules.get(f"{__package__}.virtual"):
-            virtual.check_idle()
+        virtual = sys.modules.get("jupyter_gpumem.virtual.session")
+        if virtual is not None and virtual.active() is not None:
+            virtual.active().check_idle()
 
     def unload(self) -> None:
         """Take everything away, in the reverse order, whatever a part of it raises; then raise the first error."""
