@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import tensors
 from .classes import is_a, module_of, name_of
+from .frames import is_machinery, machinery_around, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,6 +66,7 @@ class Edges:
         # By the ids of the types: a class whose metaclass compares it has no hash. Every one lives as long as the walk.
         self._ways: dict[int, Children | None] = dict.fromkeys(ATOMS)
         self._torch = tensors.view_of_torch()
+        self._running = running()
 
     def way(self, kind: type) -> Children | None:
         """Return the function that lists the children of a type's objects; `None` if they have none."""
@@ -84,7 +86,7 @@ class Edges:
         if issubclass(kind, types.FunctionType):
             return _of_function
         if issubclass(kind, types.FrameType):
-            return _of_frame
+            return self._of_frame
         if issubclass(kind, tensors.ndarray_types()):
             return self._of_array
         return gc.get_referents
@@ -98,9 +100,21 @@ class Edges:
             found = [value for value in gc.get_referents(item) if type(value) is tuple]
         elif self.way(kind) in (tensors.values_of, tensors.of_scripted):
             found = [tensors.attributes_of(item)]
+        elif issubclass(kind, types.FrameType):
+            found = machinery_around(item, self._running)
         else:
             return []
         return [container for container in found if container is not None]
+
+    def _of_frame(self, frame: types.FrameType) -> list[Any]:
+        """Return what a frame that has ended keeps: its values and its callers; nothing that still runs, or is ours."""
+        return [
+            value
+            for value in gc.get_referents(frame)
+            if value is not frame.f_globals
+            and value is not frame.f_builtins
+            and not (type(value) is types.FrameType and (id(value) in self._running or is_machinery(value)))
+        ]
 
     def _of_array(self, array: Any) -> Iterable[Any]:
         return itertools.chain(gc.get_referents(array), elements_of(array))
@@ -115,15 +129,6 @@ def _of_function(function: types.FunctionType) -> list[Any]:
     """Return what a function keeps for itself: not its module's names, which it shares with all others there."""
     own: tuple[Any, ...] = (*(function.__closure__ or ()), *(function.__defaults__ or ()))
     return [*own, function.__kwdefaults__, function.__dict__]
-
-
-def _of_frame(frame: types.FrameType) -> list[Any]:
-    """Return the values of a frame that has ended; nothing of the frames around it, nor of a frame that still runs."""
-    return [
-        value
-        for value in gc.get_referents(frame)
-        if value is not frame.f_globals and value is not frame.f_builtins and type(value) is not types.FrameType
-    ]
 
 
 def holds_objects(item: Any) -> bool:

@@ -143,7 +143,8 @@ class _Writer:
         elif is_a(parent, _CACHED):
             self.text += " (a cached result)"
         elif is_a(parent, types.FrameType):
-            self._local(parent, child)
+            if not is_a(child, types.FrameType):  # its caller: the local name of that one comes next
+                self._local(parent, child)
         elif is_a(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
             frame = getattr(parent, "gi_frame", None) or getattr(parent, "cr_frame", None)
             frame = frame or getattr(parent, "ag_frame", None)

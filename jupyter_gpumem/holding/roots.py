@@ -10,6 +10,7 @@ from jupyter_gpumem.notebook import LAST_ERROR
 
 from .classes import is_a
 from .edges import local_names, namespace_of, task_type
+from .frames import is_machinery
 from .ranking import Root
 from .tensors import attributes_of
 
@@ -20,30 +21,6 @@ if TYPE_CHECKING:
     from jupyter_gpumem.notebook import Notebook
 
     from .walk import Walk
-
-_MACHINERY = frozenset(
-    {
-        "IPython",
-        "_pytest",
-        "asyncio",
-        "concurrent",
-        "debugpy",
-        "ipykernel",
-        "jupyter_client",
-        "jupyter_gpumem",
-        "execnet",
-        "nest_asyncio",
-        "pluggy",
-        "runpy",
-        "selectors",
-        "socketserver",
-        "threading",
-        "tornado",
-        "traitlets",
-        "zmq",
-    }
-)
-"""Packages whose running functions are the notebook itself or a test runner, or we."""
 
 
 def of_names(notebook: Notebook, walk: Walk) -> list[Root]:
@@ -94,7 +71,7 @@ def _error_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
     errors = notebook.exceptions()
     label = type(errors[0]).__name__ if errors else "error"
     for kind, frame, line in _error_frames(notebook):
-        if id(frame) in seen or namespace_of(frame) is notebook.names or _is_machinery(frame):
+        if id(frame) in seen or namespace_of(frame) is notebook.names or is_machinery(frame):
             continue
         seen.add(id(frame))
         for name, value in local_names(frame).items():
@@ -141,11 +118,6 @@ def _running(notebook: Notebook) -> Iterator[tuple[FrameType, str]]:
     for ident, frame in cast("dict[int, FrameType | None]", sys._current_frames()).items():
         where = "" if ident == own else f" in thread {threads.get(ident, ident)}"
         while frame is not None:
-            if namespace_of(frame) is not notebook.names and not _is_machinery(frame):
+            if namespace_of(frame) is not notebook.names and not is_machinery(frame):
                 yield frame, where
             frame = frame.f_back  # noqa: PLW2901
-
-
-def _is_machinery(frame: FrameType) -> bool:
-    name = dict.get(frame.f_globals, "__name__")
-    return type(name) is str and name.partition(".")[0] in _MACHINERY

@@ -524,6 +524,79 @@ def test_the_kernel_is_nobodys(gpu):
     assert "error" not in {h.name for h in survey(Notebook(shell)).record().devices[0].holders}
 
 
+def test_an_error_holds_the_callers_of_the_function_that_caught_it(gpu):
+    """A frame that has ended keeps the one that called it, which no traceback shows."""
+
+    def fail():
+        raise ValueError
+
+    def catch():
+        try:
+            fail()
+        except ValueError as error:
+            return error
+
+    def call():
+        big = take(7)
+        return catch(), big.numel()
+
+    line = call.__code__.co_firstlineno + 2
+    found = lines(books(error=call()[0]))
+    assert [(name, h.allocated) for name, h in found.items()] == [(("variable", "error"), 7 * MiB)]
+    assert found["variable", "error"].detail == f"error (local big of call, line {line})"
+
+
+def test_a_caller_that_runs_is_not_held_by_an_error(gpu):
+    """What a function that runs has is its own."""
+
+    def fail():
+        raise ValueError
+
+    mine = take(7)
+    try:
+        fail()
+    except ValueError as error:
+        kept = [error]
+        found = lines(books(kept=kept))
+        kept.clear()
+    assert [(kind, h.also) for (kind, _), h in found.items()] == [("frame", ())]
+    del mine
+
+
+def test_the_sessions_frames_around_an_error_are_no_other_holders(gpu):
+    """A frame in a traceback keeps IPython's frames around it, and these the results of cells, with the error."""
+    results = pytest.importorskip("IPython.core.interactiveshell")
+    names = {"__name__": "IPython.core.interactiveshell", "Result": results.ExecutionResult}
+    source = """
+def run_cell(code):
+    result = Result(None)
+    def fail(error):
+        result.error_in_exec = error
+    run_code(code, fail)
+    return result.error_in_exec
+
+def run_code(code, fail):
+    try:
+        code()
+    except ValueError as error:
+        fail(error)
+"""
+    exec(source, names)
+
+    def step():
+        big = take(7)
+        raise ValueError(big.numel())
+
+    error = names["run_cell"](step)
+    notebook = Notebook(Shell(), error)
+    del error
+    (held,) = survey(notebook).record().devices[0].holders
+    assert (held.kind, held.name.partition(" (")[0], held.also) == ("error", "the last error", ())
+    assert held.alone == 7 * MiB
+    step = free(dry_run=True, notebook=notebook).steps[0]
+    assert (step.step, step.allocated) == ("last error", 7 * MiB)
+
+
 def test_running_functions(gpu):
     """Local names of functions that run are roots, those of other threads too."""
     go, there = threading.Event(), threading.Event()
