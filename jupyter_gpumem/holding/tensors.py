@@ -6,11 +6,12 @@ import contextlib
 import functools
 import gc
 import sys
+import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_gpumem.devices import loaded_torch
 
-from .classes import has
+from .classes import has, is_a, mro_of, namespace_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -228,12 +229,16 @@ def _refuse(_frame: object, event: str, _value: object) -> None:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """Return the dict in which an object keeps its attributes, whatever its class does about them; `None` without."""
-    try:
-        found = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return found if type(found) is dict else None
+    """Return the dict in which an object keeps its attributes, whatever its class does about them; `None` without.
+
+    A class may have a property of its own in the place of `__dict__`, as proxies do: that one is passed over.
+    """
+    for kind in mro_of(type(item)):
+        way: Any = (namespace_of_class(kind) or {}).get("__dict__")
+        if is_a(way, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            found = way.__get__(item)
+            return found if type(found) is dict else None
+    return None
 
 
 def values_of(item: Any) -> list[Any]:

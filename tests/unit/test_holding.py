@@ -368,6 +368,31 @@ def test_tensors_of_a_virtual_gpu_that_was_on_before(gpu):
         del sys.modules["some_library"]
 
 
+def test_a_property_in_the_place_of_the_attributes_is_not_run(gpu):
+    """Proxies give the attributes of what they stand for as their own."""
+    asked = []
+
+    class Plain:
+        pass
+
+    class Proxy(Plain):
+        @property
+        def __dict__(self):
+            asked.append(self)
+            raise RuntimeError("nothing to stand for")
+
+    class Slotted:
+        __slots__ = ("batch",)
+        __dict__ = Proxy.__dict__["__dict__"]
+
+    proxy, slotted = Proxy(), Slotted()
+    object.__setattr__(proxy, "batch", take(3))
+    slotted.batch = take(5)
+    found = {name: (h.allocated, h.detail) for (_, name), h in lines(books(proxy=proxy, slotted=slotted)).items()}
+    assert found == {"proxy": (3 * MiB, "proxy.batch"), "slotted": (5 * MiB, "slotted.batch")}
+    assert not asked
+
+
 def test_what_no_name_reaches(gpu):
     """Tensors of a module are the module's, and those in garbage are garbage: separate from what is still held."""
     module = types.ModuleType("some_library")
