@@ -25,6 +25,10 @@ _PLAIN = (type(None), int, str, bytes, float, bool)
 _SEQUENCES = (list, tuple, deque)
 _CACHED = type(functools.lru_cache(len))
 _LONGEST_KEY = 40
+_LONGEST_HEAD, _LONGEST_TAIL = 120, 80
+"""Characters at either end that are left of a way that is too long to read, such as one along a linked list."""
+_STEPS = ".[ "
+"""What a step begins with."""
 _MOST_ELEMENTS = 200_000
 """Elements of a container that are searched for the one that leads on."""
 
@@ -54,7 +58,7 @@ def name_in(namespace: Mapping[str, Any], item: Any, module: str) -> str:
 
 
 def path_text(name: str, path: Sequence[Any]) -> str:
-    """Return a way in words.
+    """Return a way in words; of a very long one, its beginning and its end.
 
     Args:
         name: what the first object is called.
@@ -63,7 +67,17 @@ def path_text(name: str, path: Sequence[Any]) -> str:
     writer = _Writer(name)
     for before, after in itertools.pairwise(path):
         writer.step(before, after)
-    return writer.text
+    return _shortened(writer.text)
+
+
+def _shortened(text: str) -> str:
+    """Return a way without its middle if it is very long, cut between two steps where that is possible."""
+    if len(text) <= 2 * (_LONGEST_HEAD + _LONGEST_TAIL):
+        return text
+    head, tail = text[:_LONGEST_HEAD], text[-_LONGEST_TAIL:]
+    end = max(head.rfind(mark) for mark in _STEPS)
+    begin = min((at for at in (tail.find(mark) for mark in _STEPS) if at >= 0), default=0)
+    return f"{head[:end] if end > 0 else head} ... {tail[begin:].lstrip()}"
 
 
 class _Writer:

@@ -393,6 +393,26 @@ def test_a_property_in_the_place_of_the_attributes_is_not_run(gpu):
     assert not asked
 
 
+def test_a_way_too_long_to_read_has_no_middle(gpu):
+    """Along a linked list, the beginning and the end of the way are said."""
+
+    class Node:
+        def __init__(self, following):
+            self.following = following
+
+    head = node = Node(None)
+    for _ in range(1000):
+        node.following = Node(None)
+        node = node.following
+    node.batch = take(3)
+    del node
+    (line,) = books(head=head).holders
+    beginning, end = line.detail.split(" ... ")
+    assert beginning == "head" + ".following" * beginning.count(".")
+    assert end == ".following" * (end.count(".") - 1) + ".batch"
+    assert len(line.detail) < 250
+
+
 def test_what_no_name_reaches(gpu):
     """Tensors of a module are the module's, and those in garbage are garbage: separate from what is still held."""
     module = types.ModuleType("some_library")
