@@ -135,5 +135,10 @@ def find_oom(error: BaseException, handled: BaseException | None = None) -> tupl
         if not isinstance(one, GpumemError)  # the model's own is behind PyTorch's
         and (text := parse(f"{type(one).__name__}: {one}")) is not None
     ]
-    # A trainer's own error may repeat the text: the original one comes last in the chain.
-    return max(reversed(found), key=lambda entry: entry[1].family == "allocator", default=None)
+    told = [entry for entry in found if entry[1].family == "allocator"] or found
+    if not told:
+        return None
+    # A trainer's own error may repeat the text: the original one comes last in the chain. One about another request was
+    # being handled, such as by trying a smaller batch, when memory ran out again.
+    request = told[0][1].requested
+    return next(entry for entry in reversed(told) if request is None or entry[1].requested == request)

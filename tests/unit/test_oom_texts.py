@@ -299,6 +299,21 @@ def test_wrapped_errors_are_found():
     assert find_oom(ValueError("no memory was involved")) is None
 
 
+def test_a_second_request_that_failed_while_the_first_was_handled_is_the_one():
+    """Whoever tries a smaller batch in an `except` is told why that one failed, as the traceback does."""
+    first, second = (
+        RuntimeError(f"CUDA out of memory. Tried to allocate {size} GiB. GPU 0 has 1.00 GiB free.") for size in (4, 2)
+    )
+    second.__context__ = first
+    assert find_oom(second)[0] is second
+    outer = ValueError("training failed")
+    outer.__cause__ = second
+    assert find_oom(outer)[0] is second
+    shortened = RuntimeError("step 3: CUDA out of memory. Tried to allocate 2.00 GiB")
+    shortened.__cause__ = second
+    assert find_oom(shortened)[0] is second
+
+
 def test_a_repeated_text_leads_to_the_original():
     """A trainer that repeats the text in its own error does not hide the original one."""
     inner = RuntimeError(TEXTS["M22"])
