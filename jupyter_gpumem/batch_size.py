@@ -256,7 +256,7 @@ class _Search:
                 f"than {best}; %gpumem_who says who holds it"
             )
         elif self.trials and self.trials[-1].left >= _A_LEAK:
-            yield f"fn keeps {format_bytes(self.trials[-1].left)} from its first run on (optimizer state, buffers)"
+            yield self._on_what_stays(self.trials[-1].left, best)
         if not best:
             yield "not even the smallest size tried runs; .oom of this result says why, and so does %gpumem_oom"
         elif not self._takes_memory:
@@ -264,6 +264,16 @@ class _Search:
             yield f"fn allocated no device memory in {len(self.trials)} trials, so that no batch is too large{ended}"
         elif self._endless and best == self._maximum:
             yield f"fn still runs with {best:,}, and no more are tried: its memory does not grow with the batch"
+
+    def _on_what_stays(self, left: int, best: int) -> str:
+        """Say what the trials left behind: in too few of them to tell a leak, or once and for all."""
+        first = next((trial.left for trial in self.trials if trial.fits), left)
+        if left - first < _A_LEAK:
+            return f"fn keeps {format_bytes(left)} from its first run on (optimizer state, buffers)"
+        return (
+            f"fn keeps {format_bytes(first)} after its first run, and {format_bytes(left)} after the last: if it leaks, "
+            f"a fresh process may run more than {best}; %gpumem_who says who holds it"
+        )
 
     def _attempt(self, size: int) -> str | None:
         """Run the iterations; returns the text of an out-of-memory error, whose frames are let go of, or `None`.

@@ -15,7 +15,7 @@ from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.expectation import Expected
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.retrying import retry_on_oom
-from jupyter_gpumem.units import GiB, MiB
+from jupyter_gpumem.units import GiB, MiB, format_bytes
 
 
 class Controls:
@@ -340,6 +340,19 @@ def test_the_second_iteration_counts(fake):
     assert found.batch_size == 9  # 4.5 of the 8 GiB, beside 3 of state and half of the context
     assert "keeps 3.00 GiB from its first run on" in found.notes[0]
     assert found.leaks is None
+
+
+def test_what_grows_is_not_called_state(fake):
+    """In so few trials that no leak can be told, what they leave behind is compared with what the first one left."""
+    kept = []
+
+    def fn(n):
+        kept.append(Tensor(fake, n * 64 * MiB))
+
+    found = find_batch_size(fn, margin=0, start=30)
+    assert found.leaks is None
+    first, last = (format_bytes(trial.left) for trial in (found.trials[0], found.trials[-1]))
+    assert found.notes[0].startswith(f"fn keeps {first} after its first run, and {last} after the last")
 
 
 def test_the_margin_stays_free(fake):
