@@ -271,8 +271,8 @@ class _Search:
         if left - first < _A_LEAK:
             return f"fn keeps {format_bytes(left)} from its first run on (optimizer state, buffers)"
         return (
-            f"fn keeps {format_bytes(first)} after its first run, and {format_bytes(left)} after the last: if it leaks, "
-            f"a fresh process may run more than {best}; %gpumem_who says who holds it"
+            f"fn keeps {format_bytes(first)} after its first run, and {format_bytes(left)} after the last: if it "
+            f"leaks, a fresh process may run more than {best}; %gpumem_who says who holds it"
         )
 
     def _attempt(self, size: int) -> str | None:
@@ -293,7 +293,8 @@ class _Search:
             message = str(found[0])
             del found  # or the search would take it for one who holds the error
             if size == 1:
-                self.oom = explain_error(failure, released=True, handled=handled)
+                margin = self._margin if self.caps.binding else 0
+                self.oom = explain_error(failure, released=True, handled=handled, margin=margin)
             release_frames(failure, handled)
             return message
         return None

@@ -15,6 +15,8 @@ class LoweredCaps:
 
     def __init__(self) -> None:
         self._before: dict[tuple[Backend, int], float] = {}
+        self.binding = False
+        """Whether a device has a lower cap now than without."""
 
     def __enter__(self) -> LoweredCaps:
         return self
@@ -29,6 +31,7 @@ class LoweredCaps:
 
     def keep_free(self, margin: float) -> None:
         """Cap every device in use so that a share of it stays free, others' memory counted as it is now."""
+        self.binding = False
         for backend, index in ready_devices():
             memory, total, controls = backend.memory(index), backend.device(index).total, backend.controls()
             if memory is None or not total or controls is None or not margin:
@@ -38,6 +41,7 @@ class LoweredCaps:
             reserved = backend.stats(index)["reserved_bytes"]["all"]["current"]
             usable = max(0.0, (reserved + memory.free) / total - margin)
             controls.set_fraction(index, min(own, usable))
+            self.binding |= usable < own
 
 
 def room_below_caps(backend: Backend, index: int) -> int:

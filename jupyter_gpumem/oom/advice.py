@@ -36,10 +36,12 @@ class Place(NamedTuple):
     Attributes:
         notebook: whether that is a session with magics, cells and a kernel, and not a script.
         released: whether what only the error's frames and garbage hold is let go of as soon as it is explained.
+        margin: the share of each card that was kept free by a cap of ours, if that is the cap in force.
     """
 
     notebook: bool = True
     released: bool = False
+    margin: float = 0
 
 
 class Advisor:
@@ -109,6 +111,9 @@ class Advisor:
         reserved = n.reserved if n.allocated_known else n.limit  # it cannot be more
         fraction = math.ceil(100 * (reserved + n.request) / n.total) / 100
         checked = self._usable and self._rehearsal is not None and self._rehearsal.succeeds(capped=False) is True
+        if self._place.margin:
+            text = f"keep less free than {100 * self._place.margin:.3g} % of the card: a smaller margin, or margin=0"
+            return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]
         text = f"raise the cap: torch.cuda.set_per_process_memory_fraction({min(1.0, fraction):.2f}) or more"
         return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]
 

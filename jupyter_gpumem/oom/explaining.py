@@ -78,7 +78,12 @@ def explain_oom(error: BaseException | str | None = None) -> OomExplanation | No
 
 
 def explain_error(
-    error: BaseException, *, released: bool = False, handled: BaseException | None = None, search: bool = True
+    error: BaseException,
+    *,
+    released: bool = False,
+    handled: BaseException | None = None,
+    search: bool = True,
+    margin: float = 0,
 ) -> OomExplanation | None:
     """Return why memory ran out, and keep it with the error and as the last one; `None` for other errors.
 
@@ -87,6 +92,7 @@ def explain_error(
         released: whether the caller lets go of the error's frames and of garbage right afterwards.
         handled: what was being handled already when the code began that raised it.
         search: whether to look for who holds the memory, and to replay a recording: what may take seconds.
+        margin: the share of each card that the caller keeps free by a cap; 0 if the cap in force is not the caller's.
     """
     found = find_oom(error, handled)
     if found is None:
@@ -96,7 +102,7 @@ def explain_error(
     known: OomExplanation | None = getattr(cause, EXPLANATION, None)
     if known is None:
         with leaving_nothing():
-            known = _explain(text, _state(text), cause, released=released, search=search)
+            known = _explain(text, _state(text), cause, released=released, search=search, margin=margin)
         observer.forget()  # not before: an explanation that was interrupted can begin again
         vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
@@ -129,6 +135,7 @@ def _explain(
     *,
     released: bool = False,
     search: bool = True,
+    margin: float = 0,
 ) -> OomExplanation:
     state, when = seen if seen is not None else (None, "in the text only")
     n = numbers(text, state)
@@ -166,7 +173,7 @@ def _explain(
         state,
         found,
         _replayed(state) if search and state is not None and kind == "fragmentation" else None,
-        Place(notebook.shell is not None, released),
+        Place(notebook.shell is not None, released, margin),
     )
     if released and (size := advisor.released()):
         details.append(f"What only the failed cell and garbage held is given back now: {format_bytes(size)}")

@@ -43,6 +43,25 @@ def test_a_session_with_a_virtual_gpu_predicts(gpu):
     del held
 
 
+def test_the_margin_is_not_explained_as_a_cap_to_raise(gpu):
+    """Where nothing runs because of what is kept free, less of that helps; where the user's own cap is lower, that."""
+    held = take(20 << 10)
+
+    def fn(n):
+        take(2800 * n)
+
+    (action,) = gm.find_batch_size(fn).oom.actions
+    assert action.text == "keep less free than 5 % of the card: a smaller margin, or margin=0"
+    assert action.checked
+    torch.cuda.set_per_process_memory_fraction(0.9)
+    try:
+        (action,) = gm.find_batch_size(fn).oom.actions
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert action.text.startswith("raise the cap: torch.cuda.set_per_process_memory_fraction(0.9")
+    del held
+
+
 def test_the_prediction_leaves_no_trace(gpu, capsys):
     """Neither in what the function changes, nor in memory, nor in what is shown."""
     calls, model = [], torch.nn.Linear(64, 64, device="cuda")
