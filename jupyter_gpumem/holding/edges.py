@@ -160,13 +160,15 @@ def local_names(frame: types.FrameType) -> dict[str, Any]:
     """Return the local variables of a frame, and leave the frame as it was.
 
     Before Python 3.13, asking a function's frame makes a dict that keeps the values alive from then on; it is emptied
-    again unless somebody else has it too.
+    again if it was empty before, or nobody else has it.
     """
+    empty = {id(item) for item in gc.get_referents(frame) if type(item) is dict and not item}
     found = frame.f_locals
     if not is_a(found, dict):
         return {}  # any mapping may be the namespace of a class, and reading it runs its code
     names = dict.copy(found)
-    if namespace_of(frame) is None and type(found) is dict and sys.getrefcount(found) <= _OURS_ALONE:
+    ours = id(found) in empty or sys.getrefcount(found) <= _OURS_ALONE
+    if ours and namespace_of(frame) is None and type(found) is dict:
         found.clear()
     return names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import threading
 import types
@@ -214,7 +215,9 @@ class _Writer:
 
     def _local(self, frame: types.FrameType, child: Any) -> None:
         names = local_names(frame)
-        name = next((name for name, value in names.items() if value is child), None)
+        # A variable that a function inside uses lies in a cell.
+        wanted = gc.get_referents(child) if is_a(child, types.CellType) else [child]
+        name = next((name for name, value in names.items() if any(value is one for one in wanted)), None)
         self.text += f" (local {name or '?'} of {frame.f_code.co_name}, line {frame.f_lineno})"
 
 

@@ -7,6 +7,7 @@ import functools
 import gc
 import sys
 import threading
+import traceback
 import types
 import warnings
 import weakref
@@ -589,6 +590,44 @@ def test_an_error_holds_the_callers_of_the_function_that_caught_it(gpu):
     found = lines(books(error=call()[0]))
     assert [(name, h.allocated) for name, h in found.items()] == [(("variable", "error"), 7 * MiB)]
     assert found["variable", "error"].detail == f"error (local big of call, line {line})"
+
+
+def test_a_variable_in_a_cell_has_its_name(gpu):
+    """A local variable that a function inside uses is found through the cell it lies in."""
+
+    def fail():
+        big = take(7)
+
+        def inner():
+            return big
+
+        raise ValueError(inner().numel())
+
+    try:
+        fail()
+    except ValueError as error:
+        kept = [error]
+    line = fail.__code__.co_firstlineno + 6
+    assert lines(books(kept=kept))["variable", "kept"].detail == f"kept[0] (local big of fail, line {line})"
+
+
+def test_searching_again_leaves_frames_as_they_were(gpu):
+    """What the first search asked a frame for is not kept by it after the second: its frames can be cleared."""
+
+    def fail():
+        big = take(7)
+        raise ValueError(big.numel())
+
+    try:
+        fail()
+    except ValueError as error:
+        kept = [error]
+    for _ in range(3):
+        line = fail.__code__.co_firstlineno + 2
+        assert lines(books(kept=kept))["variable", "kept"].detail == f"kept[0] (local big of fail, line {line})"
+    before = torch.cuda.memory_allocated()
+    traceback.clear_frames(kept[0].__traceback__)
+    assert before - torch.cuda.memory_allocated() == 7 * MiB
 
 
 def test_a_caller_that_runs_is_not_held_by_an_error(gpu):
