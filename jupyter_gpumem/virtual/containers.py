@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import pathlib
 import pickle
 import random
 import re
 import sys
 import types
 from collections import OrderedDict, deque
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +128,23 @@ def _of_the_user(kind: type) -> bool:
     if name == "__main__" or name.partition(".")[0] == "torch":
         return True
     path = getattr(sys.modules.get(name), "__file__", None)
-    return path is not None and not path.startswith((_STANDARD, _OURS)) and not _INSTALLED.search(path)
+    return path is not None and not path.startswith((_STANDARD, _OURS)) and not _is_installed(name, path)
+
+
+def _is_installed(name: str, path: str) -> bool:
+    """Whether a module was installed, into whatever folder (`pip install --target`): a kernel's own, above all."""
+    if _INSTALLED.search(path):
+        return True
+    above = name.count(".") + (os.path.basename(path).partition(".")[0] == "__init__")
+    folders = [str(folder) for folder in pathlib.Path(path).parents]
+    return above < len(folders) and name.partition(".")[0] in _installed_in(folders[above])
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """Return the names of the modules and packages that were installed into a folder."""
+    files = (file for one in metadata.distributions(path=[folder]) for file in one.files or ())
+    return frozenset(file.parts[0].partition(".")[0] for file in files)
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -623,6 +623,31 @@ def test_errors_of_files_are_those_of_the_real_place(tmp_path):
         predict(lambda *paths: os.rename(*paths), tmp_path / "full", tmp_path / "other")
 
 
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("module", ["borrowed_tool.py", "borrowed_tool/__init__.py"])
+def test_what_is_installed_is_left_alone_wherever_it_lies(tmp_path, monkeypatch, module, installed):
+    """A kernel's own objects, say, which other threads use: a message in a queue that is put back is sent twice."""
+    path = tmp_path / module
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("class Queue:\n    def __init__(self): self.waiting = ['first']\n")
+    if installed:  # as `pip install --target` does it
+        about = tmp_path / "borrowed_tool-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: borrowed-tool\nVersion: 1.0\n")
+        (about / "RECORD").write_text(f"{module},,\nborrowed_tool-1.0.dist-info/METADATA,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    queue = importlib.import_module("borrowed_tool").Queue()
+
+    def code(things):
+        things[0].waiting.clear()
+
+    try:
+        predict(code, [queue])
+    finally:
+        del sys.modules["borrowed_tool"]
+    assert queue.waiting == ([] if installed else ["first"])
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 5])
 def test_what_cannot_be_undone_is_said(rounds):
     """A generator that was advanced is named, also if it stands at the same line again; one that was not is not."""
