@@ -64,25 +64,13 @@ def _refuse_beside_real_memory() -> None:
                 )
 
 
-def check_idle() -> None:
-    """Refuse what would switch a virtual GPU off under a prediction.
-
-    Raises:
-        UnavailableError: one is running.
-    """
-    virtual = sys.modules.get("jupyter_gpumem.virtual.session")
-    gpu = virtual.active() if virtual is not None else None
-    if gpu is not None:
-        gpu.check_idle()
-
-
 def switch_off(session: Session) -> None:
     """Switch the virtual GPU off, if there is one, and say what is left of it."""
     virtual = sys.modules.get("jupyter_gpumem.virtual.session")
     gpu = virtual.active() if virtual is not None else None
     if virtual is None or gpu is None:
         return
-    check_idle()
+    gpu.check_idle()
     gpu.kernels.clear_workspaces()
     alive = sum(allocator.total.count for allocator in gpu.memory.allocators)
     lines = virtual.stop()

@@ -169,16 +169,22 @@ def test_it_watches_in_a_thread(virtual):
     assert not watch.running
 
 
-def test_an_error_of_the_callback(virtual):
-    """It ends the monitor and is raised where it is stopped, but never in the place of the block's own error."""
+def failing(error):
+    """Return a callback that raises an error, and the event that it has; the card is above the threshold for it."""
     gone = take(500)
     del gone
     failed = threading.Event()
 
     def fail(found):
         failed.set()
-        raise LookupError("mine")
+        raise error
 
+    return fail, failed
+
+
+def test_an_error_of_the_callback(virtual):
+    """It ends the monitor and is raised where it is stopped, but never in the place of the block's own error."""
+    fail, failed = failing(LookupError("mine"))
     watch = gm.monitor(0.001, 0.5, fail).start()
     assert failed.wait(30)
     with pytest.raises(LookupError, match="mine"):
@@ -197,14 +203,7 @@ def test_an_error_of_the_callback(virtual):
 
 def test_an_error_of_the_callback_is_not_lost_to_that_of_the_block(virtual):
     """What the block could not show is raised by `stop`, once."""
-    gone = take(500)
-    del gone
-    failed = threading.Event()
-
-    def fail(found):
-        failed.set()
-        raise LookupError("mine")
-
+    fail, failed = failing(LookupError("mine"))
     watch = gm.monitor(0.001, 0.5, fail)
 
     def both_fail():
@@ -222,14 +221,7 @@ def test_an_error_of_the_callback_is_not_lost_to_that_of_the_block(virtual):
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_in_the_callback_is_raised_too(virtual, kind):
     """`sys.exit()` ends a thread without a word: it is for the one who stops the monitor."""
-    gone = take(500)
-    del gone
-    failed = threading.Event()
-
-    def leave(found):
-        failed.set()
-        raise kind
-
+    leave, failed = failing(kind)
     watch = gm.monitor(0.001, 0.5, leave).start()
     assert failed.wait(30)
     with pytest.raises(kind):
@@ -258,20 +250,13 @@ def test_a_monitor_that_is_started_again_begins_anew(virtual):
 
 def test_all_are_ended(virtual):
     """Unloading the extension ends every monitor, and the errors of their callbacks are still there."""
-    gone = take(500)
-    del gone
-    failed = threading.Event()
-
-    def fail(found):
-        failed.set()
-        raise LookupError("mine")
-
-    watch, failing = gm.monitor(3600).start(), gm.monitor(3600, 0.5, fail).start()
+    fail, failed = failing(LookupError("mine"))
+    watch, broken = gm.monitor(3600).start(), gm.monitor(3600, 0.5, fail).start()
     assert failed.wait(30)
     end_all()
     assert not watch.running
     with pytest.raises(LookupError, match="mine"):
-        failing.stop()
+        broken.stop()
 
 
 @pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, pytest.param(10**400, id="huge"), "1", None, True])
