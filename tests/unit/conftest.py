@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -57,6 +58,19 @@ def virtual(monkeypatch):
         yield gpu
         RESERVATIONS.release()
         del first
+
+
+@pytest.fixture
+def small_card():
+    """A virtual GPU of 8 GiB, on which nothing is yet."""
+    pytest.importorskip("torch")
+    from jupyter_gpumem.virtual import session
+
+    gc.collect()
+    session.start("8GiB")
+    yield
+    gc.collect()
+    session.stop()
 
 
 def take(mib):

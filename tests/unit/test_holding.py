@@ -6,22 +6,18 @@ import collections
 import functools
 import gc
 import sys
-import threading
-import traceback
 import types
 import warnings
-import weakref
 
 import pytest
 
 from jupyter_gpumem.finishing import collector_paused
-from jupyter_gpumem.holding import chain, holders, survey, upwards
-from jupyter_gpumem.holding.edges import Edges, local_names
+from jupyter_gpumem.holding import chain, holders
+from jupyter_gpumem.holding.edges import Edges
 from jupyter_gpumem.holding.naming import path_text
-from jupyter_gpumem.holding.tensors import view_of_torch
 from jupyter_gpumem.holding.walk import Walk
 from jupyter_gpumem.letting_go import free
-from jupyter_gpumem.notebook import Notebook, chained
+from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.units import MiB
 from jupyter_gpumem.virtual import session
 from tests.notebooks import Shell, books, lines, take
@@ -29,17 +25,7 @@ from tests.notebooks import Shell, books, lines, take
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture
-def gpu():
-    """A virtual GPU of 8 GiB."""
-    gc.collect()
-    session.start("8GiB")
-    yield
-    gc.collect()
-    session.stop()
-
-
-def test_sizes_are_by_storage(gpu):
+def test_sizes_are_by_storage(small_card):
     """Two views of a storage are one allocation; a small one of a large storage is noted."""
     whole = take(32)
     found = lines(books(part=whole[:100], other=whole[5:]))
@@ -52,7 +38,7 @@ def test_sizes_are_by_storage(gpu):
     assert "uses 0.003 % of its storage of 32.00 MiB" in line.note
 
 
-def test_complex_and_real_views_are_of_one_storage(gpu):
+def test_complex_and_real_views_are_of_one_storage(small_card):
     """Either way of looking at it is a holder, it is counted once, and elements are counted by their own sizes."""
     pairs = torch.empty(MiB, 2, device="cuda")
     numbers = torch.view_as_complex(pairs)
@@ -67,7 +53,7 @@ def test_complex_and_real_views_are_of_one_storage(gpu):
     assert "uses 0.095 % of its storage of 8.00 MiB" in lines(books(few=few))["variable", "few"].note
 
 
-def test_every_holder_of_a_storage_is_shown(gpu):
+def test_every_holder_of_a_storage_is_shown(small_card):
     """A storage is counted once, with the nearest holder; the others are named, and it is nobody's alone."""
     x = take(8)
     found = lines(books(x=x, deep={"a": [x]}, again=(x,)))
@@ -75,7 +61,7 @@ def test_every_holder_of_a_storage_is_shown(gpu):
     assert (line.name, line.alone, set(line.also) >= {"again", "deep"}) == ("x", 0, True)
 
 
-def test_parameters_belong_to_their_model(gpu):
+def test_parameters_belong_to_their_model(small_card):
     """Not to the optimizer that borrows them, nor to a graph; the optimizer holds its state."""
     model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False)).cuda()
     opt = torch.optim.Adam(model.parameters())
@@ -90,7 +76,7 @@ def test_parameters_belong_to_their_model(gpu):
     assert {"opt", "trainer"} <= set(found["variable", "model"].also)
 
 
-def test_a_long_graph_is_walked(gpu):
+def test_a_long_graph_is_walked(small_card):
     """A graph of 20,000 nodes is no recursion, and what its nodes saved is found."""
     total, unit = 0, torch.ones(1, device="cuda", requires_grad=True)
     for _ in range(5_000):
@@ -100,7 +86,7 @@ def test_a_long_graph_is_walked(gpu):
     assert "autograd graph of total, saved by MulBackward0" in found["graph", "total"].detail
 
 
-def test_what_an_operator_saved_alone_is_found_through_the_graph(gpu):
+def test_what_an_operator_saved_alone_is_found_through_the_graph(small_card):
     """A dropout mask that never was a Python object is counted with its graph, not lost (case O6)."""
     x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
     y = torch.nn.functional.dropout(x, 0.5)
@@ -111,7 +97,7 @@ def test_what_an_operator_saved_alone_is_found_through_the_graph(gpu):
     assert lines(record)["graph", "z"].allocated >= 5 * MiB
 
 
-def test_unpacking_hooks_are_not_run(gpu):
+def test_unpacking_hooks_are_not_run(small_card):
     """What a saved-tensor hook packed is followed, and its other half is not called."""
     called = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: {"packed": t.detach()}, called.append):
@@ -123,7 +109,7 @@ def test_unpacking_hooks_are_not_run(gpu):
     assert found["graph", "z"].allocated >= 4 * MiB
 
 
-def test_older_versions_of_pytorch(gpu, monkeypatch):
+def test_older_versions_of_pytorch(small_card, monkeypatch):
     """Where what was saved can only be had by unpacking it, that is done unless a hook would run."""
     from jupyter_gpumem.holding import tensors
 
@@ -151,7 +137,7 @@ def test_older_versions_of_pytorch(gpu, monkeypatch):
     assert ("graph", "hooked") not in found
 
 
-def test_a_freed_graph_holds_nothing(gpu):
+def test_a_freed_graph_holds_nothing(small_card):
     """After a backward pass the nodes are there, and what they saved is gone."""
     x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
     loss = (x * x).exp().sum()
@@ -160,7 +146,7 @@ def test_a_freed_graph_holds_nothing(gpu):
     assert ("graph", "loss") not in {key: h for key, h in lines(books(x=x, loss=loss)).items() if h.allocated >= MiB}
 
 
-def test_custom_functions(gpu):
+def test_custom_functions(small_card):
     """What `ctx` keeps, saved or as an attribute, is the graph's."""
 
     class Keep(torch.autograd.Function):
@@ -178,7 +164,7 @@ def test_custom_functions(gpu):
     assert lines(books(y=y))["graph", "y"].allocated >= 24 * MiB
 
 
-def test_hooks(gpu):
+def test_hooks(small_card):
     """What a hook's function holds is the hook's."""
     model = torch.nn.Linear(4, 4).cuda()
 
@@ -203,7 +189,7 @@ def keeping(kept):
     ("register", "where"),
     [("register_hook", "_backward_hooks"), ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks")],
 )
-def test_hooks_of_tensors(gpu, register, where):
+def test_hooks_of_tensors(small_card, register, where):
     """They are a tensor's hooks as those of a module are a module's, and no part of the tensor."""
     weight = torch.ones(4, device="cuda", requires_grad=True)
     getattr(weight, register)(keeping(take(16)))
@@ -214,7 +200,7 @@ def test_hooks_of_tensors(gpu, register, where):
     assert found["variable", "weight"].allocated == 512
 
 
-def test_hooks_of_a_graph(gpu):
+def test_hooks_of_a_graph(small_card):
     """No node that a tensor refers to shows its own, and a hook of a tensor that is gone is its node's."""
     weight = torch.ones(4, device="cuda", requires_grad=True)
     between = weight.exp()
@@ -229,7 +215,7 @@ def test_hooks_of_a_graph(gpu):
     assert {h.detail for h in hooks} == {"a hook of an autograd graph (closure variable kept of keeping.<lambda>)"}
 
 
-def test_what_a_node_shows(gpu):
+def test_what_a_node_shows(small_card):
     """A node that no tensor refers to shows its hooks, and that of a custom function its attributes."""
 
     class Keep(torch.autograd.Function):
@@ -252,7 +238,7 @@ def test_what_a_node_shows(gpu):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
-def test_modules_of_torchscript(gpu, traced):
+def test_modules_of_torchscript(small_card, traced):
     """C++ keeps their parameters and buffers: they are the module's, under PyTorch's names, when their origin is gone.
 
     While it lives both hold them, and of a module in garbage no more is promised than comes back.
@@ -290,7 +276,7 @@ class Lazy:
         raise AssertionError(f"woken by {name}")
 
 
-def test_nothing_is_woken_and_nothing_warns(gpu):
+def test_nothing_is_woken_and_nothing_warns(small_card):
     """Lazy proxies, properties, `__getattr__` and `repr` are left alone; no warning is provoked."""
 
     class Careful:
@@ -313,7 +299,7 @@ def test_nothing_is_woken_and_nothing_warns(gpu):
     assert [(h.name, h.detail) for h in record.holders] == [("careful", "careful.data")]
 
 
-def test_odd_tensors(gpu):
+def test_odd_tensors(small_card):
     """Meta, fake, empty, sparse and wrapped tensors, and storages, are each taken for what they hold."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -347,7 +333,7 @@ def test_odd_tensors(gpu):
     assert {(h.name, h.allocated) for h in found.values()} == {("wrapped", 16 * MiB), ("storage", 8 * MiB)}
 
 
-def test_tensors_of_a_virtual_gpu_that_was_on_before(gpu):
+def test_tensors_of_a_virtual_gpu_that_was_on_before(small_card):
     """They hold nothing of the one that is on, though its addresses are the same; named, nested or without a name."""
     old, model = take(32), torch.nn.Linear(1024, 2048, bias=False, device="cuda")
     addresses = {old.untyped_storage().data_ptr(), model.weight.untyped_storage().data_ptr()}
@@ -369,7 +355,7 @@ def test_tensors_of_a_virtual_gpu_that_was_on_before(gpu):
         del sys.modules["some_library"]
 
 
-def test_a_property_in_the_place_of_the_attributes_is_not_run(gpu):
+def test_a_property_in_the_place_of_the_attributes_is_not_run(small_card):
     """Proxies give the attributes of what they stand for as their own."""
     asked = []
 
@@ -394,7 +380,7 @@ def test_a_property_in_the_place_of_the_attributes_is_not_run(gpu):
     assert not asked
 
 
-def test_a_way_too_long_to_read_has_no_middle(gpu):
+def test_a_way_too_long_to_read_has_no_middle(small_card):
     """Along a linked list, the beginning and the end of the way are said."""
 
     class Node:
@@ -414,331 +400,7 @@ def test_a_way_too_long_to_read_has_no_middle(gpu):
     assert len(line.detail) < 250
 
 
-def test_what_no_name_reaches(gpu):
-    """Tensors of a module are the module's, and those in garbage are garbage: separate from what is still held."""
-    module = types.ModuleType("some_library")
-    sys.modules["some_library"] = module
-    module.cache = take(16)
-    gc.disable()
-    try:
-
-        class Ring:
-            def __init__(self):
-                self.me, self.data = self, take(8)
-
-        Ring()
-        found = {(h.kind, h.name): h.allocated for h in books().holders}
-        assert found["module", "module some_library"] == 16 * MiB
-        assert found["cycle", "garbage: Ring"] == 8 * MiB
-        gc.collect()
-        assert [h.kind for h in books().holders] == ["module"]
-    finally:
-        gc.enable()
-        del sys.modules["some_library"]
-
-
-def hide(library):
-    """Keep tensors without a name, in every way that leads to one: in a module, in garbage, elsewhere."""
-    import numpy as np
-
-    class Cached:
-        """Keep something for all of its kind."""
-
-    def objects(*items):
-        array = np.empty(len(items), dtype=object)
-        for number, item in enumerate(items):
-            array[number] = item
-        return array
-
-    class Ring:
-        def __init__(self, mib):
-            self.me, self.data = self, take(mib)
-
-    Cached.cache = {"deep": [take(1)]}
-    library.cached = Cached
-    library.array = objects(None, [take(2)])
-    library.nested = objects(objects(take(3), "text"), 5)
-    library.function = functools.partial(len, default := take(4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a value of a virtual GPU is none
-        library.on_host = (torch.ones(1024, 1024, 5, device="cuda", requires_grad=True) * 2).exp().sum().cpu()
-    del default
-    ring = Ring(7)
-    ring.model = torch.nn.Sequential(torch.nn.Linear(1024, 2048, bias=False, device="cuda"))
-    ring.model.register_forward_hook(functools.partial(print, take(9)))
-    ring.model.ring = ring
-    array = objects(take(10), Ring(12))
-    array[1].array = array  # a cycle that the collector does not see: it is never collected
-    library.kept = weakref.ref(array[1])
-
-
-@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
-def test_everything_without_a_name_is_found_from_below(gpu, monkeypatch, asked):
-    """Only what leads to it is looked at, also what neither names nor the collector show."""
-    pytest.importorskip("numpy")
-    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
-    library = types.ModuleType("some_library")
-    monkeypatch.setitem(sys.modules, "some_library", library)
-    gc.collect()
-    gc.disable()
-    try:
-        named = survey(Notebook(Shell())).record().visited  # functions that run, in whatever process this is
-        hide(library)
-        found = survey(Notebook(Shell())).record()
-    finally:
-        gc.enable()
-        vars(library.kept()).clear()  # or later tests would find it
-    (record,) = found.devices
-    held = {(h.kind, h.name): h.allocated // MiB for h in record.holders}
-    assert held == {
-        ("module", "module some_library"): 1 + 2 + 3 + 4,
-        ("graph", "module some_library"): 2 * 20,
-        ("cycle", "garbage: Sequential"): 7 + 8,
-        ("hook", "garbage: Sequential"): 9,
-        ("other", "a uint8 tensor of shape (10485760,) that other code holds"): 10,
-        ("other", "a uint8 tensor of shape (12582912,) that other code holds"): 12,
-    }
-    assert record.unattributed == 0
-    # A few dozen in a fresh kernel; what else a process has loaded may lead to them, too.
-    assert found.visited - named < len(gc.get_objects()) // 2
-
-
-@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
-def test_the_c_half_of_asyncio_is_not_asked(gpu, monkeypatch, asked):
-    """Its answer ties freed memory into a ring before Python 3.12.6: the next search or collection never ends."""
-    pytest.importorskip("numpy")
-    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
-    about = sys.modules["_asyncio"]
-    ask, answers = gc.get_referents, []
-
-    def asked_about(*items):
-        answers.append(any(item is about for item in items))
-        return ask(*items)
-
-    library = types.ModuleType("some_library")
-    monkeypatch.setitem(sys.modules, "some_library", library)
-    hide(library)
-    monkeypatch.setattr(gc, "get_referents", asked_about)
-    survey(Notebook(Shell(module=about, nested=[about])))
-    vars(library.kept()).clear()
-    assert len(answers) > 10
-    assert not any(answers)
-
-
-@pytest.mark.parametrize("asked", [0, 256], ids=["from a list of all references", "asking the collector"])
-def test_what_uses_a_class_or_function_does_not_hold_it(gpu, monkeypatch, asked):
-    """Half of a process leads to a class such as `Module`: its module holds it, and nothing else is looked at."""
-    monkeypatch.setattr(upwards, "_MOST_ASKED", asked)
-    library = types.ModuleType("some_library")
-    exec("def remember(x): return x\nclass Cached:\n    class Inner: pass", vars(library))
-    sys.modules["some_library"] = library
-    library.users = [[library.remember, library.Cached] for _ in range(1000)]
-    ends = [take(1), take(2), take(4)]
-    library.Cached.Inner.cache, library.remember.cache, torch.nn.Module.cache = ends
-    try:
-        assert len(upwards.leading_to(ends, {id(vars(library))}, view_of_torch(), upwards.Arrays())) < 20
-        del ends
-        found = lines(books(model=torch.nn.Linear(1, 1)))
-    finally:
-        del sys.modules["some_library"], torch.nn.Module.cache
-    assert {name: line.allocated for (_, name), line in found.items()} == {
-        "module some_library": 3 * MiB,
-        "module torch.nn.modules.module": 4 * MiB,
-    }
-
-
-def test_a_hidden_class_of_the_notebook_is_found_by_who_uses_it(gpu, monkeypatch):
-    """What a startup file defines is no variable of the user's, and its module is the notebook."""
-    main, library = types.ModuleType("__main__"), types.ModuleType("some_library")
-    exec("class Started: pass", vars(main))
-    main.Started.cache, library.users = take(3), [main.Started]
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setitem(sys.modules, "some_library", library)
-    shell = Shell()
-    shell.user_ns, shell.user_ns_hidden = vars(main), dict(vars(main))
-    del main, library
-    found = lines(survey(Notebook(shell)).record().devices[0])
-    assert found["module", "module some_library"].allocated == 3 * MiB
-
-
-def test_the_kernel_is_nobodys(gpu):
-    """IPython's frame in a traceback keeps the application, which leads to all that runs: no error holds that."""
-    application = types.SimpleNamespace(parent=None, handlers=[take(3)])
-    shell = Shell(error=types.SimpleNamespace(old_excepthook=application))
-    assert "error" in {h.name for h in survey(Notebook(shell)).record().devices[0].holders}
-    shell.parent = types.SimpleNamespace(parent=application)
-    assert "error" not in {h.name for h in survey(Notebook(shell)).record().devices[0].holders}
-
-
-def test_an_error_holds_the_callers_of_the_function_that_caught_it(gpu):
-    """A frame that has ended keeps the one that called it, which no traceback shows."""
-
-    def fail():
-        raise ValueError
-
-    def catch():
-        try:
-            fail()
-        except ValueError as error:
-            return error
-
-    def call():
-        big = take(7)
-        return catch(), big.numel()
-
-    line = call.__code__.co_firstlineno + 2
-    found = lines(books(error=call()[0]))
-    assert [(name, h.allocated) for name, h in found.items()] == [(("variable", "error"), 7 * MiB)]
-    assert found["variable", "error"].detail == f"error (local big of call, line {line})"
-
-
-def test_a_variable_in_a_cell_has_its_name(gpu):
-    """A local variable that a function inside uses is found through the cell it lies in."""
-
-    def fail():
-        big = take(7)
-
-        def inner():
-            return big
-
-        raise ValueError(inner().numel())
-
-    try:
-        fail()
-    except ValueError as error:
-        kept = [error]
-    line = fail.__code__.co_firstlineno + 6
-    assert lines(books(kept=kept))["variable", "kept"].detail == f"kept[0] (local big of fail, line {line})"
-
-
-def test_searching_again_leaves_frames_as_they_were(gpu):
-    """What the first search asked a frame for is not kept by it after the second: its frames can be cleared."""
-
-    def fail():
-        big = take(7)
-        raise ValueError(big.numel())
-
-    try:
-        fail()
-    except ValueError as error:
-        kept = [error]
-    for _ in range(3):
-        line = fail.__code__.co_firstlineno + 2
-        assert lines(books(kept=kept))["variable", "kept"].detail == f"kept[0] (local big of fail, line {line})"
-    before = torch.cuda.memory_allocated()
-    traceback.clear_frames(kept[0].__traceback__)
-    assert before - torch.cuda.memory_allocated() == 7 * MiB
-
-
-def test_a_caller_that_runs_is_not_held_by_an_error(gpu):
-    """What a function that runs has is its own."""
-
-    def fail():
-        raise ValueError
-
-    mine = take(7)
-    try:
-        fail()
-    except ValueError as error:
-        kept = [error]
-        found = lines(books(kept=kept))
-        kept.clear()
-    assert [(kind, h.also) for (kind, _), h in found.items()] == [("frame", ())]
-    del mine
-
-
-def test_the_sessions_frames_around_an_error_are_no_other_holders(gpu):
-    """A frame in a traceback keeps IPython's frames around it, and these the results of cells, with the error."""
-    results = pytest.importorskip("IPython.core.interactiveshell")
-    names = {"__name__": "IPython.core.interactiveshell", "Result": results.ExecutionResult}
-    source = """
-def run_cell(code):
-    result = Result(None)
-    def fail(error):
-        result.error_in_exec = error
-    run_code(code, fail)
-    return result.error_in_exec
-
-def run_code(code, fail):
-    try:
-        code()
-    except ValueError as error:
-        fail(error)
-"""
-    exec(source, names)
-
-    def step():
-        big = take(7)
-        raise ValueError(big.numel())
-
-    error = names["run_cell"](step)
-    notebook = Notebook(Shell(), error)
-    del error
-    (held,) = survey(notebook).record().devices[0].holders
-    assert (held.kind, held.name.partition(" (")[0], held.also) == ("error", "the last error", ())
-    assert held.alone == 7 * MiB
-    step = free(dry_run=True, notebook=notebook).steps[0]
-    assert (step.step, step.allocated) == ("last error", 7 * MiB)
-
-
-def test_running_functions(gpu):
-    """Local names of functions that run are roots, those of other threads too."""
-    go, there = threading.Event(), threading.Event()
-
-    def work():
-        batch = take(16)
-        there.set()
-        go.wait()
-        del batch
-
-    thread = threading.Thread(target=work, name="loader")
-    thread.start()
-    there.wait()
-    mine = take(8)
-    names = {h.name.partition(", line")[0] + h.name.rpartition(":")[2]: h.allocated for h in books().holders}
-    go.set()
-    thread.join()
-    del mine
-    assert names["running function work in thread loader batch"] == 16 * MiB
-    assert names["running function test_running_functions mine"] == 8 * MiB
-
-
-def test_asking_a_frame_keeps_nothing_alive():
-    """The local names of a frame that has ended, or still runs, are read without being held from then on."""
-
-    class Thing:
-        pass
-
-    def ended():
-        thing = Thing()
-        alive.append(weakref.ref(thing))
-        raise ValueError
-
-    alive = []
-    try:
-        ended()
-    except ValueError as error:
-        frame = error.__traceback__.tb_next.tb_frame
-        assert type(local_names(frame)["thing"]) is Thing
-        error.__traceback__ = None
-    del frame
-    assert alive[0]() is None
-    thing = Thing()
-    alive.append(weakref.ref(thing))
-    assert local_names(sys._getframe())["thing"] is thing
-    del thing
-    assert alive[1]() is None
-
-
-def test_a_users_own_locals_are_not_emptied():
-    """A dict that `locals()` has given to somebody stays as it is."""
-    mark = 7
-    own = locals()
-    local_names(sys._getframe())
-    assert own["mark"] == mark
-
-
-def test_chain(gpu):
+def test_chain(small_card):
     """A name's memory is put in relation to its other holders."""
     x = take(8)
     notebook = Notebook(Shell(x=x, keep={"k": [x]}, y=take(4)))
@@ -779,7 +441,7 @@ def test_paths_are_written_as_a_person_would():
 
 
 @pytest.mark.parametrize("kind", [dict, list, collections.deque, set, ValueError, collections.OrderedDict])
-def test_attributes_of_containers(gpu, kind):
+def test_attributes_of_containers(small_card, kind):
     """What hangs on one beside its elements is an attribute, in its dict or in a slot."""
 
     class Slotted(kind):
@@ -795,7 +457,7 @@ def test_attributes_of_containers(gpu, kind):
         del one
 
 
-def test_what_a_defaultdict_makes_its_values_with(gpu):
+def test_what_a_defaultdict_makes_its_values_with(small_card):
     """Its function may hold what none of the values is."""
 
     def factory(batch):
@@ -822,7 +484,7 @@ def test_globals_are_not_a_functions_own():
     assert not any(child is globals() for child in found)
 
 
-def test_a_search_is_gone_when_it_has_ended(gpu):
+def test_a_search_is_gone_when_it_has_ended(small_card):
     """Without help of the collector: what is left of one holds every tensor, and makes the next one slower."""
     kept = take(1)
     gc.collect()
@@ -840,31 +502,3 @@ def test_what_is_barred_lives_as_long_as_the_walk():
     walk = Walk((object() for _ in range(100)), {})
     others = [object() for _ in range(100)]
     assert len(walk.enter(others)) == 100
-
-
-def test_the_last_error_is_the_notebooks_not_a_modules(gpu, monkeypatch):
-    """Python keeps it in `sys`, which is looked through when some tensor has no name."""
-
-    def fail():
-        activation = take(32)
-        raise ValueError(f"no use for {activation.shape}")
-
-    with pytest.raises(ValueError, match="no use") as caught:
-        fail()
-    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
-    monkeypatch.setattr(sys, "last_exc", caught.value, raising=False)
-    del caught
-    with collector_paused():
-        loop = types.SimpleNamespace(data=take(16))
-        loop.itself = loop
-        del loop
-        held = books().holders
-    assert {(h.kind, h.allocated) for h in held} == {("error", 32 * MiB), ("cycle", 16 * MiB)}
-    assert not any("module sys" in name for h in held for name in h.also)
-
-
-def test_chained_errors():
-    """Causes, contexts and groups are followed, each error once, and cycles come to an end."""
-    a, b, c = ValueError("a"), ValueError("b"), ValueError("c")
-    a.__cause__, b.__context__, c.__context__ = b, c, a
-    assert chained(a) == [a, b, c]
