@@ -152,9 +152,16 @@ class Explained:
 
 
 def provoke(kernel, case: Oom) -> Explained:
-    """Run out of memory in a prepared kernel, and look at what is shown below the error."""
-    for cell in case.cells:
+    """Run out of memory in a prepared kernel, and look at what is shown below the error.
+
+    It begins with an empty cache: a cap holds back what is asked of the driver, not what earlier cells left cached.
+    """
+    kernel.run("gc.collect(); torch.cuda.empty_cache()", store_history=False)
+    *before, last = case.cells
+    for cell in before:
         reply = kernel.run(cell)
+        assert reply.status == "ok", reply.shown
+    reply = kernel.run(last)
     shown = "\n".join(d["text/plain"] for d in reply.displays)
     record = {}
     if reply.status == "error" and kernel.run("%gpumem_oom -v explained", store_history=False).status == "ok":
