@@ -9,12 +9,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import psutil
-
 from . import devices
 from .arguments import check_function, shown
 from .devices import check_devices, device_labels
 from .errors import InvalidValueError
+from .host import resident_bytes
 from .incidents import wait_for_reason
 from .intervals import Interval
 from .ledger import LEDGER
@@ -91,7 +90,7 @@ class Measure:
             raise RuntimeError("this measurement is running already; make one for each piece of code")
         check_devices(self._only)
         self.result = None
-        self._rss = _resident_bytes()
+        self._rss = resident_bytes()
         ready = [key for key in devices.ready_devices() if self._only is None or _label(*key) in self._only]
         self._drivers = {key: devices.driver_memory(*key) for key in ready}
         interval = Interval(self._only)
@@ -130,7 +129,7 @@ class Measure:
         self.result = Measurement(
             devices=tuple(usages),
             elapsed_s=elapsed,
-            rss_delta=minus(_resident_bytes(), self._rss),
+            rss_delta=minus(resident_bytes(), self._rss),
             label=self._label,
             error=None if error is None else error.__name__,
             missing=None if usages else missing_devices(self._only),
@@ -266,16 +265,3 @@ def _usage(
         driver_end=after,
         first_use=span.first_use,
     )
-
-
-def _resident_bytes() -> int | None:
-    """Return this process's resident memory, or `None` where it cannot be read (no file descriptors left, no /proc)."""
-    try:
-        return int(_process().memory_info().rss)
-    except (OSError, psutil.Error):
-        return None
-
-
-@functools.cache
-def _process() -> psutil.Process:
-    return psutil.Process()
