@@ -9,6 +9,7 @@ import textwrap
 import unicodedata
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def sentence(text: str) -> str:
 
 
 def _printable(sheet: Sheet) -> Sheet:
+    if all(map(str.isprintable, chain(sheet.heading, sheet.columns, *sheet.rows, sheet.notes))):
+        return sheet
     return Sheet(
         tuple(map(printable, sheet.heading)),
         tuple(map(printable, sheet.columns)),
@@ -127,6 +130,8 @@ def _heading(parts: Sequence[str], width: int | None) -> list[str]:
 
 
 def _wrapped(text: str, width: int, first: str, following: str) -> list[str]:
+    if len(first) + len(text) <= width:
+        return [first + text]
     # What is to be copied, as a settings string, stays in one piece even if it is longer than the line.
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=following, break_long_words=False, break_on_hyphens=False
