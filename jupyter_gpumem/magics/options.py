@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _THE_SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open"}
 _TOKEN = re.compile(r"\s*(\S+)")
+_NEGATIVE = re.compile(r"-\.?\d")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,6 +95,7 @@ class Options:
             description=self._summary,
             epilog=self._examples or None,
         )
+        parser._negative_number_matcher = _NEGATIVE  # argparse would take -5GiB for an option; it is a bad size
         for flags, complete, kwargs in self._arguments:
             action = parser.add_argument(*flags, **kwargs)
             if complete is not None:
@@ -120,7 +122,7 @@ class Options:
     def _split(self, line: str) -> tuple[list[str], str]:
         if not self.takes_statement:
             try:
-                return shlex.split(line), ""
+                return shlex.split(line.rstrip().removesuffix(";")), ""  # which silences a value elsewhere
             except ValueError as error:
                 self._parser.error(f"cannot read {line.strip()!r} ({error})")
         words: list[str] = []

@@ -60,6 +60,8 @@ def test_settings(virtual):
         ("%gpumem_config --undo --reset", "three things"),
         ("%gpumem_config backend:cudaMallocAsync", "--force (force=True) tries it all the same"),
         ("%gpumem_reserve much", "not a size: 'much'"),
+        ("%gpumem_reserve -5GiB", "not a size: '-5GiB'"),
+        ("%gpumem_limit -.5GiB", "not a size: '-.5GiB'"),
         ("%gpumem_reserve 1000GiB", "the largest size that would work now is"),
         ("%gpumem_reserve --release nothing", "nothing is put aside under the name 'nothing'"),
         ("%gpumem_reserve 1GiB --release", "ask for one, and"),

@@ -177,6 +177,7 @@ def test_the_options_of_auto():
         ("on off", "unrecognized arguments: off"),
         ("on --min lots", "argument --min: not a size: 'lots'"),
         ("on --min", "argument --min: expected one argument"),
+        ("on --min -1MiB", "argument --min: not a size: '-1MiB'"),
         ("on 'x", 'cannot read "on \'x" (No closing quotation)'),
     ],
 )
@@ -186,6 +187,13 @@ def test_bad_options_of_auto(line, reason):
         GPUMEM_AUTO.options.parse(line)
     assert str(refusal.value).startswith(f"%gpumem_auto: {reason}")
     assert "\n" not in str(refusal.value)
+
+
+def test_a_semicolon_may_end_a_line_without_a_statement():
+    """A habit from cells: it belongs to nothing of ours. One inside the line is not taken away."""
+    assert GPUMEM_AUTO.options.parse("on --min 1MiB; ") == GPUMEM_AUTO.options.parse("on --min 1MiB")
+    with pytest.raises(UsageError, match="not a size: '1;MiB'"):
+        GPUMEM_AUTO.options.parse("on --min '1;MiB';")
 
 
 @pytest.fixture
