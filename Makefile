@@ -28,7 +28,8 @@ check: bundle
 
 # The live panel on the last ipykernel 6 too, which hosted notebooks still have.
 old-kernel: bundle $(OLD)
-	.envs/ipykernel6/bin/python -m pytest -n 2 tests/kernel/test_kernel_panel.py tests/kernel/test_kernel_cells.py
+	.envs/ipykernel6/bin/python -m pytest -n 2 tests/kernel/test_kernel_panel.py \
+	  tests/kernel/test_kernel_cells.py tests/kernel/test_kernel_around_cells.py
 
 $(OLD): $(READY)
 	$(PYTHON) -m venv .envs/ipykernel6
