@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import Call
 from hypothesis import HealthCheck, settings
 from panel_steps import Driven
 
-from jupyter_gpumem import devices, recorder
+from jupyter_gpumem import cli, devices, recorder
 from jupyter_gpumem.ledger import LEDGER, PeakLedger
 from tests.model_backend import ModelBackend
 from tests.recording_torch import RecordingTorch, own_recorder
@@ -41,6 +42,21 @@ def golden(request):
         assert text + "\n" == path.read_text(encoding="utf-8"), f"differs from golden/{name}.txt; see --update-golden"
 
     return check
+
+
+@pytest.fixture
+def command(capsys):
+    """Return a function that runs a command in this process."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as end:
+            code = end.code
+        return Call(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
