@@ -89,6 +89,29 @@ def small_card():
     session.stop()
 
 
+@pytest.fixture
+def before():
+    """Everything of PyTorch that virtual cards could replace, as it was."""
+    pytest.importorskip("torch")
+    from cards_alone import OWNERS
+
+    return [dict(vars(owner)) for owner in OWNERS]
+
+
+@pytest.fixture
+def machine(before):
+    """An A100 of 80 GB and a T4 with nothing but their memory; undone afterwards, attribute by attribute."""
+    from cards_alone import OWNERS, Machine
+
+    made = Machine("A100-80GB,T4")
+    yield made
+    assert made.patches.undo() == []
+    for owner, was in zip(OWNERS, before, strict=True):
+        now = dict(vars(owner))
+        assert [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)] == [], owner
+    assert made.memory.observers == []
+
+
 def take(mib):
     """Return a tensor of that many MiB on the virtual GPU."""
     import torch
