@@ -6,6 +6,7 @@ import contextlib
 import gc
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,21 @@ def machine(before):
         now = dict(vars(owner))
         assert [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)] == [], owner
     assert made.memory.observers == []
+
+
+@pytest.fixture
+def h200():
+    """A virtual H200, whose values nobody is warned of."""
+    pytest.importorskip("torch")
+    from jupyter_gpumem.virtual import session
+    from jupyter_gpumem.virtual.values import VirtualValueWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VirtualValueWarning)
+        started = session.start("H200")
+        yield started
+        left = session.stop()
+    assert left == []
 
 
 def take(mib):
