@@ -15,8 +15,7 @@ from .devices import check_context, explain_absence, note_loss, ready_devices
 from .errors import GpumemError, InvalidValueError, UnavailableError
 from .expectation import largest_batch, on_virtual_gpu
 from .measurement import Measure
-from .oom import explain_error, find_oom
-from .oom.observer import observe
+from .oom import explain_error, find_oom, observer
 from .records import BatchSize, Trial
 from .retrying import clean, release_frames
 from .units import MiB, format_bytes
@@ -281,8 +280,7 @@ class _Search:
         If not even a single sample fits, nothing does: that is explained while it can be.
         """
         __tracebackhide__ = True
-        handled = sys.exc_info()[1]
-        observe()
+        handled, before = sys.exc_info()[1], observer.observe()
         try:
             _run(self._fn, size)
         except BaseException as failure:
@@ -297,6 +295,9 @@ class _Search:
                 self.oom = explain_error(failure, released=True, handled=handled, margin=margin)
             release_frames(failure, handled)
             return message
+        finally:
+            if self.oom is None:
+                observer.forget(before=before)  # what happens in a trial is how the answer is found
         return None
 
 

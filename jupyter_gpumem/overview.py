@@ -18,7 +18,7 @@ from .devices import (
 )
 from .devices import counters as pick_counters
 from .fragments import fragmentation
-from .incidents import last_oom
+from .oom import latest_oom
 from .records import Counters, DeviceStatus, Status
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def status(devices: Iterable[int | str] | int | str | None = None) -> Status:
         versions(),
         missing,
         {key: sources[key] for key in settings if key in sources},
-        last_oom(),
+        latest_oom(),
     )
 
 

@@ -14,13 +14,13 @@ from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .incidents import errors_are_released
 from .notebook import chained
-from .oom import explain_error, find_oom
-from .oom.observer import observe
+from .oom import explain_error, find_oom, observer
 from .records import FailedAttempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .oom.observer import OomState
     from .records import OomText
 
 
@@ -77,13 +77,13 @@ class Retry:
                 __tracebackhide__ = True
                 handled = sys.exc_info()[1]
                 for number in range(1, self._max_retries + 2):
-                    observe()
+                    before = observer.observe()
                     try:
                         return await function(*args, **kwargs)
                     except asyncio.CancelledError:
                         raise
                     except BaseException as error:
-                        failed = self._failed(error, number, handled)
+                        failed = self._failed(error, number, handled, before)
                         if failed is None:
                             raise
                     self._prepare(number, *failed)
@@ -112,24 +112,27 @@ class Retry:
             return self(function)(*args, **kwargs)
         handled = sys.exc_info()[1]
         for number in range(1, self._max_retries + 2):
-            observe()
+            before = observer.observe()
             try:
                 return function(*args, **kwargs)
             except BaseException as error:
-                failed = self._failed(error, number, handled)
+                failed = self._failed(error, number, handled, before)
                 if failed is None:
                     raise
             # Outside of the `except` block: inside, the error and with it the frames of the attempt are alive.
             self._prepare(number, *failed)
         raise AssertionError  # the last attempt returns or raises
 
-    def _failed(self, error: BaseException, number: int, handled: BaseException | None) -> tuple[OomText, str] | None:
+    def _failed(
+        self, error: BaseException, number: int, handled: BaseException | None, before: OomState | None
+    ) -> tuple[OomText, str] | None:
         """Let go of the frames of an attempt, and return what it said; `None` if the error is to be raised again.
 
         Args:
             error: what ended the attempt.
             number: 1 for the first.
             handled: what the caller was handling already: Python chains the error to it, and it is left as it is.
+            before: what the observer had kept before the attempt: an attempt that is made again is no news.
         """
         found = find_oom(error, handled)
         if found is None or found[1].family == "host":
@@ -140,6 +143,7 @@ class Retry:
             explain(error, handled)
             return None
         release_frames(error, handled)
+        observer.forget(text, before)
         return text, str(cause)
 
     def _prepare(self, number: int, text: OomText, message: str) -> None:

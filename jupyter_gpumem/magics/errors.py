@@ -156,11 +156,11 @@ def explain(session: Session, options: argparse.Namespace, local_ns: dict[str, A
     Raises:
         UnavailableError: nothing has run out of memory.
     """
-    from jupyter_gpumem.incidents import last_oom
+    from jupyter_gpumem.oom import latest_oom
 
     from .gpumem import deliver
 
-    last = last_oom()
+    last = latest_oom()
     if last is None:
         raise UnavailableError("there was no out-of-memory error in this session; it is explained when there is one")
     return deliver(session, options, last.explanation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.allocator.settings import AllocatorSettings
@@ -11,29 +12,29 @@ from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.devices import lost_context
 from jupyter_gpumem.errors import GpumemError, InvalidValueError, UnavailableError
 from jupyter_gpumem.fragments import fragmentation
-from jupyter_gpumem.holding import Survey, leaving_nothing, survey
-from jupyter_gpumem.incidents import EXPLANATION, note_oom, tell_reason
+from jupyter_gpumem.holding import leaving_nothing, survey
+from jupyter_gpumem.incidents import EXPLANATION, last_oom, note_oom, tell_reason
 from jupyter_gpumem.notebook import Notebook
 from jupyter_gpumem.recorder import RECORDER
-from jupyter_gpumem.records import Holder, OomExplanation, OomText
+from jupyter_gpumem.records import Holder, OomExplanation, OomIncident, OomText
 from jupyter_gpumem.units import format_bytes
 
 from . import observer, verdicts
 from .advice import EXPANDABLE, RELEASED, Advisor, Place
 from .numbers import numbers
+from .pinning import pins
 from .shapes import frame_place, guess_shape
 from .texts import find_oom, parse
 
 if TYPE_CHECKING:
-    from jupyter_gpumem.holding.books import Ledger
-
     from .observer import OomState
 
-_MOST_PINS = 4
 _MOST_HOLDERS = 3
-_SAME = 0.01
 _MOST_EVENTS = 200_000
 """Longer recordings are not replayed while the user waits for an error; `%gpumem_whatif` does it."""
+
+_INTERRUPTED = "The search for who holds the memory was interrupted; %gpumem_who says who does now"
+_LATER = "Who held the memory was not looked for then; %gpumem_who says who does now"
 
 _FAMILIES = {
     "driver": "The driver ran out of memory outside PyTorch's allocator, which has no numbers to it",
@@ -101,9 +102,12 @@ def explain_error(
     del found  # or the search would take it for one who holds the error, whose frames it looks for
     known: OomExplanation | None = getattr(cause, EXPLANATION, None)
     if known is None:
+        unsearched = None if search else _INTERRUPTED
         with leaving_nothing():
-            known = _explain(text, _state(text), cause, released=released, search=search, margin=margin)
-        observer.forget()  # not before: an explanation that was interrupted can begin again
+            known = _explain(text, _state(text), cause, released=released, unsearched=unsearched, margin=margin)
+        # Not before: an explanation that was interrupted can begin again.
+        if not _was_overtaken(text):
+            observer.forget()
         vars(cause)[EXPLANATION] = known  # also where a class does not let attributes be set
         note_oom(known)
     tell_reason(error, known, handled)
@@ -113,7 +117,7 @@ def explain_error(
 def _state(text: OomText) -> tuple[OomState, str] | None:
     """Return the state that belongs to an error, and when it was seen."""
     kept = observer.last_state()
-    if kept is not None and _belongs(kept, text):
+    if kept is not None and observer.belongs(kept, text):
         return kept, "when it happened"
     if text.family == "host" or text.platform not in {"cuda", "hip", "xpu"}:
         return None
@@ -121,11 +125,47 @@ def _state(text: OomText) -> tuple[OomState, str] | None:
     return None if now is None or text.requested is None else (now, "afterwards")
 
 
-def _belongs(state: OomState, text: OomText) -> bool:
-    if text.requested is None or state.tried is None:
-        return text.family == "allocator"
-    near = abs(text.requested - state.tried) <= max(_SAME * state.tried, 1)
-    return near and text.device in {None, state.device.index}
+def _was_overtaken(text: OomText) -> bool:
+    """Whether memory has run out again since an error with this text was raised."""
+    kept = observer.last_state()
+    # PyTorch tells of every error of this kind, so that the state of another one is a later one.
+    told = text.family == "allocator" and text.platform in {"cuda", "hip"}
+    return kept is not None and told and not observer.belongs(kept, text)
+
+
+def latest_oom() -> OomIncident | None:
+    """Return the latest out-of-memory error of this process, or `None`.
+
+    In a notebook also one that ended no cell, which nobody has seen therefore: it is explained by what was kept of it.
+    """
+    state = observer.last_state()
+    if state is None or Notebook.current().shell is None:
+        return last_oom()
+    known = observer.incident(state)
+    if known is None:
+        known = OomIncident(_explain_unseen(state), state.time, came=state.came)
+        observer.note_incident(state, known)
+    return known
+
+
+def _explain_unseen(state: OomState) -> OomExplanation:
+    """Explain a state without its error, and without a search: who holds memory now may not have held it then."""
+    counters, kind = state.counters, state.device.kind
+    text = OomText(
+        "allocator",
+        kind,
+        requested=state.tried,
+        device=state.device.index,
+        total=state.device.total,
+        free=state.free,
+        limit=state.limit,
+        allocated=counters.allocated,
+        unallocated=None if counters.reserved is None else counters.reserved - (counters.allocated or 0),
+    )
+    found = _explain(text, (state, "when it happened"), None, unsearched=_LATER)
+    how = f"It ended no cell: it was {state.came}"
+    place = [] if state.failed_in is None else [f"It failed in {state.failed_in}"]
+    return replace(found, details=(how, *place, *found.details))
 
 
 def _explain(
@@ -134,9 +174,20 @@ def _explain(
     error: BaseException | None,
     *,
     released: bool = False,
-    search: bool = True,
+    unsearched: str | None = None,
     margin: float = 0,
 ) -> OomExplanation:
+    """Explain an error.
+
+    Args:
+        text: what it says.
+        seen: the state, and when it was seen.
+        error: the error itself, where it is at hand.
+        released: as for `explain_error`.
+        unsearched: why nobody looks for who holds the memory, in a sentence without a full stop; `None` to look.
+        margin: as for `explain_error`.
+    """
+    search = unsearched is None
     state, when = seen if seen is not None else (None, "in the text only")
     n = numbers(text, state)
     if text.family in _FAMILIES:
@@ -156,13 +207,13 @@ def _explain(
         books = next((d for d in found.record().devices if d.device.label == state.device.label), None)
         holders = books.holders if books is not None else ()
         if kind == "fragmentation":
-            details += _pins(state, found)
+            details += pins(state, found)
         staying = [h for h in holders if not (released and h.kind in RELEASED)]
         if staying:
             named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in staying[:_MOST_HOLDERS])
             details.append(f"The largest holders: {named}")
-    if not search:
-        details.append("The search for who holds the memory was interrupted; %gpumem_who says who does now")
+    if unsearched is not None:
+        details.append(unsearched)
     details[:0] = _failed_at(error, n.request if kind == "absurd request" else None)
     trouble = observer.problem()
     if trouble is not None:
@@ -200,54 +251,6 @@ def _failed_at(error: BaseException | None, request: int | None) -> list[str]:
 
 def _name(holder: Holder) -> str:
     return f"the autograd graph of {holder.name}" if holder.kind == "graph" else holder.name
-
-
-def _pins(state: OomState, found: Survey) -> list[str]:
-    """Say which large free blocks there are, and what lives beside them in the same segment."""
-    ledger = found.ledgers[state.device.label][2] if state.device.label in found.ledgers else None
-    split = []
-    for segment in state.segments or ():
-        free = max((b["size"] for b in segment["blocks"] if b["state"] == "inactive"), default=0)
-        live = [b for b in _placed(segment) if b[1]["state"] != "inactive"]
-        if free and live:
-            split.append((free, segment["total_size"], live))
-    split.sort(key=lambda entry: -entry[0])
-    said = []
-    for free, total, live in split[:1]:
-        size = sum(block["size"] for _, block in live)
-        names = _who(ledger, found, [address for address, _ in live]) if ledger is not None else []
-        by = f": {', '.join(names)}" if names else ""
-        said.append(
-            f"The largest free block, {format_bytes(free)}, lies in a segment of {format_bytes(total)} that is pinned "
-            f"by {len(live)} live blocks ({format_bytes(size)}){by}"
-        )
-    if len(split) > 1:
-        loose = sum(free for free, _, _ in split)
-        said.append(f"{len(split)} segments are split like that, with {format_bytes(loose)} in their largest gaps")
-    return said
-
-
-def _placed(segment: dict) -> list[tuple[int, dict]]:  # type: ignore[type-arg]
-    address, found = segment["address"], []
-    for block in segment["blocks"]:
-        address = block.get("address", address)
-        found.append((address, block))
-        address += block["size"]
-    return found
-
-
-def _who(ledger: Ledger, found: Survey, addresses: list[int]) -> list[str]:
-    from jupyter_gpumem.holding.books import reservation_name, storage_holders
-
-    names: dict[str, None] = {}
-    for address in addresses:
-        storage = ledger.storages.get(address)
-        if storage is not None:
-            root = next(iter(storage_holders(found.ranking, storage)))
-            names[found.ranking.roots[root].name] = None
-        elif address in ledger.reservations:
-            names[reservation_name(ledger.reservations[address])] = None
-    return [*list(names)[:_MOST_PINS], *(["..."] if len(names) > _MOST_PINS else [])]
 
 
 def _replayed(state: OomState) -> str | None:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.devices import counters as pick_counters
 from jupyter_gpumem.devices import driver_memory, loaded_torch, lost_context, ready_devices
+from jupyter_gpumem.notebook import cell_of
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator, Mapping
+    from types import FrameType
+
     from jupyter_gpumem.devices import Backend
-    from jupyter_gpumem.records import Counters, Device, DriverMemory
+    from jupyter_gpumem.records import Counters, Device, DriverMemory, OomIncident, OomText
 
 _ATTACH = "_cuda_attach_out_of_memory_observer"
 _WAITS = "jupyter_gpumem: an observer of out-of-memory errors\n"
 _MOST_FRAMES = 12
+_SAME = 0.01
+
+_OURS = __name__.partition(".")[0]
+_ASKING = f"{_OURS}.devices.controls"
+"""Where this package itself asks PyTorch for memory: what is refused there is told by whoever asked."""
+
+_CELL = ("run_cell_async", "IPython")
+"""The function that runs cells, and whose it is."""
+
+_SHELL = frozenset({"IPython", "ipykernel", "tornado"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,9 @@ class OomState:
         stream: handle of the stream of the request.
         benchmark: whether cuDNN searched for algorithms.
         places: `function, file:line` of the Python code, the innermost first.
+        failed_in: `function, line` of the innermost of them that is not PyTorch's, and its cell; or `None`.
+        came: how it came, if nobody shows an error of it: `handled by the code`, `raised in the thread 'loader'`.
+        time: when, in seconds since 1970.
         problem: why something could not be read, or `None`.
     """
 
@@ -45,6 +66,9 @@ class OomState:
     stream: int = 0
     benchmark: bool = False
     places: tuple[str, ...] = ()
+    failed_in: str | None = None
+    came: str = ""
+    time: float = 0
     problem: str | None = None
 
 
@@ -55,28 +79,33 @@ class _Observation:
     attached: list[Any] = field(default_factory=list)
     queues: list[list[Any]] = field(default_factory=list)
     last: OomState | None = None
+    incident: tuple[OomState, OomIncident] | None = None
     problem: str | None = None
 
 
 _observation = _Observation()
 
 
-def observe() -> None:
+def observe() -> OomState | None:
     """Have the state kept when memory runs out, from the moment on at which CUDA is initialised; about 1 us afterwards.
 
     Also while torch is being imported, as soon as there is `torch.cuda`. Nothing is initialised: what waits for that is
     among the calls that PyTorch itself puts off until then (`torch.cuda._lazy_call`).
+
+    Returns:
+        What was kept so far.
     """
     cuda = sys.modules.get("torch.cuda")
     queue = getattr(cuda, "_queued_calls", None)
     if cuda is None or queue is None or lost_context() is not None:
-        return
+        return _observation.last
     if getattr(cuda, "_initialized", False):
         if cuda.is_initialized():  # it is not in a forked child
             _attach()
     elif not any(call is _attach for call, _ in queue):
         queue.append((_attach, [_WAITS]))
         _observation.queues.append(queue)
+    return _observation.last
 
 
 def stop_waiting() -> None:
@@ -98,20 +127,48 @@ def _attach() -> None:
 
 
 def last_state() -> OomState | None:
-    """Return what was kept last."""
+    """Return what was kept of the latest error that was not explained."""
     return _observation.last
 
 
-def forget() -> None:
-    """Drop what was kept."""
-    _observation.last = None
+def forget(text: OomText | None = None, before: OomState | None = None) -> None:
+    """Drop what was kept.
+
+    Args:
+        text: what the error says whose state is dropped, if it is the one that was kept; `None` for any.
+        before: what was kept before it, and is the latest again.
+    """
+    kept = _observation.last
+    if text is None or (kept is not None and belongs(kept, text)):
+        _observation.last, _observation.incident = before, None
+
+
+def incident(state: OomState) -> OomIncident | None:
+    """Return what a state was explained by, without its error."""
+    noted = _observation.incident
+    return noted[1] if noted is not None and noted[0] is state else None
+
+
+def note_incident(state: OomState, found: OomIncident) -> None:
+    """Keep what a state was explained by, for as long as it is the latest."""
+    _observation.incident = (state, found)
+
+
+def belongs(state: OomState, text: OomText) -> bool:
+    """Whether a state is that in which the error with this text was raised."""
+    if text.requested is None or state.tried is None:
+        return text.family == "allocator"
+    near = abs(text.requested - state.tried) <= max(_SAME * state.tried, 1)
+    return near and text.device in {None, state.device.index}
 
 
 def _on_out_of_memory(index: int, tried: int, _total: int, free: int) -> None:
     """Keep the state. Called by PyTorch on the thread that allocates; an exception here would replace the user's."""
     try:
-        _observation.last = capture("cuda", index, tried, free)
+        if not _asked_here():
+            _observation.last = capture("cuda", index, tried, free)
     except Exception as problem:  # noqa: BLE001 - it is reported where the error is explained
+        _observation.last = None  # an older one is not the latest any more
         _observation.problem = f"{type(problem).__name__}: {problem}"
 
 
@@ -139,6 +196,9 @@ def capture(kind: str, index: int, tried: int | None = None, free: int | None = 
         stream=_stream(backend, index),
         benchmark=_benchmark(),
         places=_places(),
+        failed_in=_failed_in(),
+        came=_came(),
+        time=time.time(),
     )
 
 
@@ -153,14 +213,62 @@ def _benchmark() -> bool:
     return torch is not None and bool(torch.backends.cudnn.benchmark)
 
 
-def _places() -> tuple[str, ...]:
-    places: list[str] = []
-    frame = sys._getframe(2)
-    ours = __name__.partition(".")[0]
-    while frame is not None and len(places) < _MOST_FRAMES:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != ours:
-            places.append(f"{frame.f_code.co_name}, {frame.f_code.co_filename}:{frame.f_lineno}")
-        if frame.f_back is None:
-            break
+def _frames() -> Iterator[FrameType]:
+    """Yield the Python frames that led here, the innermost first, without this package's own."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if _package(frame.f_globals) != _OURS:
+            yield frame
         frame = frame.f_back
-    return tuple(places)
+
+
+def _package(names: Mapping[str, Any]) -> str:
+    return str(names.get("__name__", "")).partition(".")[0]
+
+
+def _asked_here() -> bool:
+    """Whether it was this package that asked for memory, not the user's code."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != _ASKING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _places() -> tuple[str, ...]:
+    found = itertools.islice(_frames(), _MOST_FRAMES)
+    return tuple(f"{frame.f_code.co_name}, {frame.f_code.co_filename}:{frame.f_lineno}" for frame in found)
+
+
+def _failed_in() -> str | None:
+    frame = next((frame for frame in _frames() if _package(frame.f_globals) != "torch"), None)
+    if frame is None:
+        return None
+    cell = cell_of(frame.f_code.co_filename)
+    return f"{frame.f_code.co_name}, line {frame.f_lineno}{'' if cell is None else f' of {cell}'}"
+
+
+def _came() -> str:
+    """Return how an error comes that ends no cell."""
+    thread = next((one for one in threading.enumerate() if one.ident == threading.get_ident()), None)
+    # The backward pass has threads of its own, which Python did not start; what fails there is raised in the caller's.
+    if thread is None or isinstance(thread, threading._DummyThread) or _in_cell():
+        return "handled by the code"
+    task = _task()
+    if task is not None:
+        return f"raised in the task {task.get_name()!r}"
+    if thread is not threading.main_thread():
+        return f"raised in the thread {thread.name!r}"
+    return "raised in a callback"
+
+
+def _in_cell() -> bool:
+    return any((frame.f_code.co_name, _package(frame.f_globals)) == _CELL for frame in _frames())
+
+
+def _task() -> asyncio.Task[Any] | None:
+    """Return the user's task that runs in this thread, if one does; the shell runs its cells in one of its own."""
+    module = sys.modules.get("asyncio")
+    loop = module._get_running_loop() if module is not None else None
+    task = module.current_task(loop) if module is not None and loop is not None else None
+    names = getattr(getattr(task and task.get_coro(), "cr_frame", None), "f_globals", None) or {}
+    return None if _package(names) in _SHELL else task

@@ -99,13 +99,15 @@ class OomIncident(Record):
 
     Attributes:
         explanation: why memory ran out.
-        time: when it was explained, in seconds since 1970.
+        time: when it was explained, or, if it ended no cell, when it happened; in seconds since 1970.
         cell: the number of the notebook's cell that failed, or `None`.
+        came: how it came, if it ended no cell of the notebook: `handled by the code`, `raised in the thread 'loader'`.
     """
 
     explanation: OomExplanation
     time: float
     cell: int | None = None
+    came: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class Status(Record):
         versions: the versions that matter to these numbers, such as `{"torch": "2.13.0", "cuda": "13.0"}`.
         missing: why nothing can be said, in one sentence, or `None`.
         sources: where each of the settings comes from: an environment variable, `virtual GPU`, or `this session`.
-        last_oom: the last out-of-memory error of this process that was explained, or `None`.
+        last_oom: the last out-of-memory error of this process that was explained, in a notebook also one that ended no
+            cell; `None` if there was none.
     """
 
     devices: tuple[DeviceStatus, ...]

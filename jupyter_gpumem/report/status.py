@@ -35,6 +35,8 @@ def _incident(last: OomIncident) -> str:
     where, more = f"at {when}", "last_oom.explanation of this result shows it whole"
     if last.cell is not None:
         where, more = f"in cell [{last.cell}] {where}", "%gpumem_oom shows it whole"
+    elif last.came is not None:
+        where, more = f"{last.came} {where}", "%gpumem_oom shows it whole"
     return f"The last out-of-memory error, {where}: {last.explanation.sentence}; {more}."
 
 

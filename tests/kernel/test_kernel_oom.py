@@ -80,3 +80,35 @@ def test_retrying_releases_what_the_failed_attempt_held(virtual):
     peaks = value(virtual, "peaks")
     assert len(peaks) == 3
     assert max(peaks) == peaks[0]
+
+
+QUIETLY = """
+import asyncio, threading
+def quietly():
+    try: share(2)
+    except Exception: pass
+async def epoch(): quietly()
+loop = asyncio.get_running_loop()
+"""
+UNSEEN = {
+    "handled by the code": "quietly()",
+    "raised in the thread 'loader'": "one = threading.Thread(None, share, 'loader', (2,)); one.start(); one.join()",
+    "raised in the task 'epoch 3'": "task = loop.create_task(epoch(), name='epoch 3')",
+    "raised in a callback": "_ = loop.call_soon(quietly)",
+}
+
+
+@pytest.mark.parametrize("came", UNSEEN)
+def test_an_error_that_ends_no_cell_is_the_last_one(virtual, came):
+    """It is explained when somebody asks, with how it came; the older one that a cell ended with is not the last."""
+    assert virtual.run("share(1.5)").status == "error"
+    assert virtual.run(QUIETLY).status == "ok"
+    reply = virtual.run(f"{UNSEEN[came]}\nawait asyncio.sleep(0)")  # what waits in the loop has its turn
+    assert (reply.status, reply.displays) == ("ok", [])
+    (shown,) = virtual.run("%gpumem_oom", store_history=False).displays
+    text = " ".join(shown["text/plain"].split())
+    assert f"It ended no cell: it was {came}. It failed in take, line " in text
+    assert "One request of 48.00 GiB on a card of 24.00 GiB" in text
+    (status,) = virtual.run("%gpumem", store_history=False).displays
+    assert f"The last out-of-memory error, {came} at " in " ".join(status["text/plain"].split())
+    virtual.run("%gpumem_free -q", store_history=False)

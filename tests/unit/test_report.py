@@ -191,6 +191,9 @@ AFTERNOON = time.mktime((2026, 3, 1, 14, 3, 12, 0, 0, -1))
 STATUS |= {
     "status_after_oom": replace(STATUS["status_several"], last_oom=OomIncident(REASON, AFTERNOON, 7)),
     "status_after_oom_in_script": replace(STATUS["status_several"], last_oom=OomIncident(REASON, AFTERNOON)),
+    "status_after_unseen_oom": replace(
+        STATUS["status_several"], last_oom=OomIncident(REASON, AFTERNOON, came="raised in the thread 'loader'")
+    ),
     "status_after_oom_elsewhere": replace(
         STATUS["status_without_gpu"], last_oom=OomIncident(replace(REASON, device=None), AFTERNOON, 7)
     ),
