@@ -10,9 +10,11 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jupyter_gpumem.notebook import LAST_ERROR
+
 from . import tensors
 from .classes import is_a, module_of, name_of
-from .frames import is_machinery, machinery_around, running
+from .frames import is_machinery, is_result, machinery_around, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +69,7 @@ class Edges:
         self._ways: dict[int, Children | None] = dict.fromkeys(ATOMS)
         self._torch = tensors.view_of_torch()
         self._running = running()
+        self._last_error = {id(getattr(sys, name, None)) for name in LAST_ERROR} - {id(None)}
 
     def way(self, kind: type) -> Children | None:
         """Return the function that lists the children of a type's objects; `None` if they have none."""
@@ -89,6 +92,8 @@ class Edges:
             return self._of_frame
         if issubclass(kind, tensors.ndarray_types()):
             return self._of_array
+        if is_result(kind):
+            return self._of_result
         return gc.get_referents
 
     def between(self, item: Any) -> list[Any]:
@@ -102,6 +107,8 @@ class Edges:
             found = [tensors.attributes_of(item)]
         elif issubclass(kind, types.FrameType):
             found = machinery_around(item, self._running)
+        elif is_result(kind):
+            found = [tensors.attributes_of(item)]
         else:
             return []
         return [container for container in found if container is not None]
@@ -115,6 +122,14 @@ class Edges:
             and value is not frame.f_builtins
             and not (type(value) is types.FrameType and (id(value) in self._running or is_machinery(value)))
         ]
+
+    def _of_result(self, result: Any) -> list[Any]:
+        """Return what IPython keeps about a cell; nothing of the one that the last error ended: that is the notebook's.
+
+        Whatever keeps the task that a cell ran in keeps its result: a `TaskGroup` does until Python 3.12.
+        """
+        kept = dict.values(tensors.attributes_of(result) or {})
+        return [] if any(id(value) in self._last_error for value in kept) else gc.get_referents(result)
 
     def _of_array(self, array: Any) -> Iterable[Any]:
         return itertools.chain(gc.get_referents(array), elements_of(array))

@@ -75,8 +75,9 @@ def machinery_around(frame: types.FrameType, runs: Collection[int]) -> list[Any]
         kept = gc.get_referents(caller)
         cells = [item for item in kept if is_a(item, types.CellType)]
         found += cells
-        for result in filter(_is_result, kept + [value for cell in cells for value in gc.get_referents(cell)]):
-            found += [result, attributes_of(result)]
+        for item in kept + [value for cell in cells for value in gc.get_referents(cell)]:
+            if is_result(type(item)):
+                found += [item, attributes_of(item)]
         callers += _frames_in(kept)
     return found
 
@@ -85,7 +86,6 @@ def _frames_in(items: list[Any]) -> list[types.FrameType]:
     return [item for item in items if type(item) is types.FrameType]
 
 
-def _is_result(item: Any) -> bool:
-    """Whether an object is what IPython keeps about a cell that ran."""
-    kind = type(item)
+def is_result(kind: type) -> bool:
+    """Whether a type is that of what IPython keeps about a cell that ran."""
     return name_of(kind) == "ExecutionResult" and module_of(kind) == "IPython.core.interactiveshell"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from client import Kernel
 
-from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play
+from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play, value
 
 pytest.importorskip("torch")
 
@@ -28,6 +30,40 @@ def test_scenario(virtual, scenario):
     assert found.named, found.holder
     assert found.closes, found
     assert found.returned, found
+
+
+KEEP_THE_TASK = {
+    "a name": "import asyncio\nkept = asyncio.current_task()\nawait failing()",
+    "a task group": "import asyncio\nasync with asyncio.TaskGroup() as kept:\n    kept.create_task(failing())",
+}
+
+
+@pytest.mark.parametrize("way", KEEP_THE_TASK)
+def test_what_keeps_the_task_of_a_failed_cell_does_not_keep_its_error(virtual, way):
+    """A `TaskGroup` of Python 3.11 and 3.12 is bound to the task that the cell ran in, and that one to its result."""
+    if way == "a task group" and sys.version_info < (3, 11):
+        pytest.skip("needs Python 3.11")
+    virtual.run("async def failing():\n    batch = take(32)\n    raise ValueError('in the task')")
+    before = value(virtual, "torch.cuda.memory_allocated()")
+    assert virtual.run(KEEP_THE_TASK[way]).status == "error"
+    assert value(virtual, "torch.cuda.memory_allocated()") == before + 32 * MiB
+    line = value(virtual, "gm.holders().to_dict()['devices'][0]['holders'][0]")
+    assert line["name"].startswith("the last error (ValueError), function failing, line 3: batch")
+    assert value(virtual, "gm.free(dry_run=True).to_dict()['steps'][0]['allocated']") == 32 * MiB
+    virtual.run("%gpumem_free -q")
+    assert value(virtual, "torch.cuda.memory_allocated()") == before
+    assert value(virtual, "type(kept).__name__") in {"Task", "TaskGroup"}
+    virtual.run("del kept")
+
+
+def test_the_task_of_an_older_cell_still_keeps_its_error(virtual):
+    """Only the last error is the notebook's own; who holds another one is named."""
+    virtual.run("async def failing():\n    batch = take(32)\n    raise ValueError('in the task')")
+    virtual.run(KEEP_THE_TASK["a name"])
+    assert virtual.run("raise KeyError").status == "error"
+    names = "{h.name for h in gm.holders().devices[0].holders if h.allocated == 32 * MiB}"
+    assert virtual.value(names) == "{'kept'}"
+    virtual.run("del kept\n%gpumem_free -q")
 
 
 def test_a_huge_list_hides_no_other_variable():
