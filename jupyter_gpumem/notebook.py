@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 """Names in `sys` under which Python keeps the error that was shown last."""
 
+CONVENIENCES = "__pdb_convenience_variables"
+"""The global name under which Python's debugger keeps the frame at hand, from Python 3.12 on, in the module of each."""
+
 _UNDERSCORES = ("_", "__", "___")
+_DEBUGGED_FRAMES = ("botframe", "curframe", "stopframe", "returnframe")
+_DEBUGGED_VALUES = ("curframe_locals", "displaying")
+"""What else a debugger keeps: the local names of the frame at hand, and values that it is to display."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +68,8 @@ class Notebook:
             if name in self.hidden and self.hidden[name] is value:
                 continue
             if name in _UNDERSCORES and displayed.get(name) is value:
+                continue
+            if name == CONVENIENCES:
                 continue
             yield name, value
 
@@ -128,8 +137,25 @@ class Notebook:
 
     def debugger_frames(self) -> list[Any]:
         """Return the frames that an ended `%debug` still keeps."""
-        debugger = getattr(self._formatter(), "pdb", None)
-        return [f for f in (getattr(debugger, name, None) for name in ("botframe", "curframe")) if f is not None]
+        kept = self._debugger()
+        return [frame for frame in map(kept.get, _DEBUGGED_FRAMES) if frame is not None]
+
+    def debugger_values(self) -> list[Any]:
+        """Return what keeps local variables of such frames, in dicts."""
+        kept = [*map(self._debugger().get, _DEBUGGED_VALUES)]
+        kept += [names[CONVENIENCES] for names in self._namespaces() if CONVENIENCES in names]
+        return [values for values in kept if values is not None and values is not self.names]
+
+    def _debugger(self) -> dict[str, Any]:
+        """Return the attributes of the debugger that `%debug` has used; empty if there is none."""
+        return vars(debugger) if (debugger := getattr(self._formatter(), "pdb", None)) is not None else {}
+
+    def _namespaces(self) -> Iterator[dict[str, Any]]:
+        """Yield the global names of the notebook and of every module."""
+        yield self.names
+        for module in list(sys.modules.values()):
+            if issubclass(type(module), ModuleType):  # anything can be in there
+                yield object.__getattribute__(module, "__dict__")  # a lazy one would be imported
 
     def keepers(self) -> list[Any]:
         """Return the shell's objects that keep outputs, the last error and its frames."""
@@ -159,7 +185,10 @@ class Notebook:
             debugger = getattr(formatter, "pdb", None)
             if debugger is not None:
                 debugger.reset()
-                debugger.botframe = debugger.curframe = None
+                debugger.displaying.clear()
+                self._debugger().update(dict.fromkeys((*_DEBUGGED_FRAMES, "curframe_locals")))
+        for names in self._namespaces():
+            names.pop(CONVENIENCES, None)
         result = getattr(self.shell, "last_execution_result", None)
         if result is not None and (result.error_in_exec or result.error_before_exec):
             self.shell.last_execution_result = None

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from jupyter_gpumem.notebook import LAST_ERROR
+from jupyter_gpumem.notebook import CONVENIENCES, LAST_ERROR
 
 from .classes import is_a
 from .edges import local_names, namespace_of, task_type
@@ -38,7 +38,8 @@ def of_names(notebook: Notebook, walk: Walk) -> list[Root]:
         add("error", 2, label, value)
     for error in notebook.exceptions():
         add("error", 2, f"the last error ({type(error).__name__}) itself", error)
-    add("error", 2, "the last error's frames", *notebook.tracebacks(), *notebook.debugger_frames())
+    kept = (*notebook.tracebacks(), *notebook.debugger_frames(), *notebook.debugger_values())
+    add("error", 2, "the last error's frames", *kept)
     for label, value in _running_locals(notebook):
         add("frame", 3, label, value)
     walk.expand()
@@ -60,9 +61,9 @@ def of_modules(notebook: Notebook, walk: Walk) -> list[Root]:
 
 
 def _values_of(module: Any) -> list[Any]:
-    """Return what a module's names are bound to, but for the last error, which is the notebook's."""
-    names = vars(module)
-    return [value for name, value in list(names.items()) if module is not sys or name not in LAST_ERROR]
+    """Return what a module's names are bound to, but for the last error and its frames, which are the notebook's."""
+    others = (*LAST_ERROR, CONVENIENCES) if module is sys else (CONVENIENCES,)
+    return [value for name, value in list(vars(module).items()) if name not in others]
 
 
 def _error_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:

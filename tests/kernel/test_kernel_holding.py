@@ -66,6 +66,46 @@ def test_the_task_of_an_older_cell_still_keeps_its_error(virtual):
     virtual.run("del kept\n%gpumem_free -q")
 
 
+DEBUGGED = {
+    "at once": ("%debug", ["q"]),
+    "in another frame": ("%debug", ["up", "q"]),
+    "with values to display": ("%debug", ["display batch", "up", "display other", "q"]),
+    "after an error in it": ("%debug", ["1 / 0", "q"]),
+    "by an error": ("%debug", []),
+    "by an error in Python's own": ("import pdb; pdb.pm()", []),
+    "by an error where every error opens it": ("%pdb on\nfails()", []),
+}
+
+
+@pytest.mark.parametrize("end", DEBUGGED)
+def test_an_ended_debugger_keeps_nothing(virtual, end):
+    """However it ended, and in whatever frame; who holds the memory is named, and the rehearsal is right.
+
+    Where nobody can type, asking for a command is an error. Two modules have frames in it.
+    """
+    reply = virtual.run(
+        "import sys, types; mine = types.ModuleType('mine'); sys.modules['mine'] = mine; mine.take = take\n"
+        "exec('def inner():\\n    batch = take(32)\\n    raise ValueError', vars(mine))\n"
+        "def fails():\n    other = take(64)\n    mine.inner()"
+    )
+    assert reply.status == "ok", reply.shown
+    before = value(virtual, "torch.cuda.memory_allocated()")
+    cell, answers = DEBUGGED[end]
+    assert virtual.run("fails()").message == ""
+    virtual.run(cell, answers=answers)
+    held = value(virtual, "torch.cuda.memory_allocated()") - before
+    assert held >= 96 * MiB
+    names = value(virtual, "[h.name for h in gm.holders().devices[0].holders if h.allocated in (32 * MiB, 64 * MiB)]")
+    assert all(name.startswith(("the last error", "garbage")) for name in names), names
+    foreseen = value(virtual, "sum(step.allocated for step in gm.free(dry_run=True).steps)")
+    virtual.run("%gpumem_free -q\n%pdb off")
+    assert value(virtual, "torch.cuda.memory_allocated()") == before
+    assert foreseen == held
+    assert virtual.run("fails()").status == "error"
+    assert "mine" in virtual.run("%debug", answers=["p __name__", "q"]).stdout
+    virtual.run("%gpumem_free -q\ndel sys.modules['mine'], mine, fails", store_history=False)
+
+
 def test_a_huge_list_hides_no_other_variable():
     """Names before and after it, and what is nested in them, are found before the budget goes to its elements."""
     with Kernel() as kernel:
