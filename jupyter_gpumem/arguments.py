@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from numbers import Real
@@ -70,6 +71,34 @@ def check_function(name: str, value: object, takes: str) -> None:
     """
     if not callable(value):
         raise InvalidValueError(f"{name} must be a function that takes {takes}, got {shown(value)}")
+
+
+def check_listener(name: str, value: object, told: str) -> None:
+    """Refuse what cannot be called with one argument; where a function does not say what it takes, it is believed.
+
+    Args:
+        name: what the argument is called.
+        value: what was given for it.
+        told: what it would be called with, in words.
+
+    Raises:
+        InvalidValueError: it cannot be called, or takes none or needs more.
+    """
+    check_function(name, value, told)
+    try:
+        signature = inspect.signature(value, follow_wrapped=False)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        takes = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
+        raise InvalidValueError(f"{name} must be a function that takes {told}, got {takes:.60}") from None
+
+
+def is_method(value: object) -> bool:
+    """Whether something is what `@classmethod` or `@staticmethod` makes, before its class has it."""
+    return isinstance(value, (classmethod, staticmethod))
 
 
 def check_flag(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .arguments import check_flag, check_function, check_share, check_whole
+from .arguments import check_flag, check_function, check_listener, check_share, check_whole
 from .control.lowering import LoweredCaps, room_below_caps
 from .devices import check_context, explain_absence, note_loss, ready_devices
 from .errors import GpumemError, InvalidValueError, UnavailableError
@@ -117,7 +117,7 @@ def _checked(
         raise InvalidValueError(f"maximum must not be below start ({first}), got {most}")
     share = check_share("margin", margin)
     if on_trial is not None:
-        check_function("on_trial", on_trial, "a Trial")
+        check_listener("on_trial", on_trial, "a Trial")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidValueError("fn must not be a coroutine function; wrap it: lambda n: asyncio.run(fn(n))")
     return first, most, share

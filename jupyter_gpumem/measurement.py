@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import devices
-from .arguments import check_function, shown
+from .arguments import check_function, check_listener, is_method, shown
 from .devices import check_devices, device_labels
 from .errors import InvalidValueError
 from .host import resident_bytes
@@ -61,7 +61,7 @@ class Measure:
         if not (label is None or isinstance(label, str)):
             raise InvalidValueError(f"a label is a text, got {shown(label)}; devices are named with devices=")
         if on_result is not None:
-            check_function("on_result", on_result, "a Measurement")
+            check_listener("on_result", on_result, "a Measurement")
         self.result: Measurement | None = None
         self._label = label
         self._only = device_labels(devices)
@@ -158,7 +158,7 @@ class Measure:
             InvalidValueError: it cannot be called.
             TypeError: it is a generator function.
         """
-        if isinstance(function, (classmethod, staticmethod)):
+        if is_method(function):
             raise TypeError("measure the function itself: put @gm.measure below @classmethod or @staticmethod")
         check_function("what is measured", function, "any arguments")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -9,7 +9,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .arguments import check_function, check_whole, shown
+from .arguments import check_function, check_listener, check_whole, is_method, shown
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .incidents import errors_are_released
@@ -43,10 +43,11 @@ def retry_on_oom(
         on_retry: called with a `FailedAttempt` before each further attempt: to make a batch smaller, say.
 
     Raises:
-        TypeError: the function is a generator function, whose body runs between the lines of its caller.
+        TypeError: the function is a generator function, whose body runs between the lines of its caller; or a class or
+            static method, which the decorator goes below.
         InvalidValueError: `max_retries` is no whole number of 0 or more, or what is to be called cannot be.
     """
-    if function is not None and not callable(function):
+    if function is not None and not is_method(function) and not callable(function):
         raise InvalidValueError(f"expected a function, got {shown(function)}; write gm.retry_on_oom(max_retries=3)")
     retry = Retry(max_retries, on_retry)
     return retry if function is None else retry(function)
@@ -63,11 +64,13 @@ class Retry:
     def __init__(self, max_retries: int, on_retry: Callable[[FailedAttempt], object] | None) -> None:
         # Refused now: on the day when memory runs out, an error of ours would take the place of the retry.
         max_retries = check_whole("max_retries", max_retries, least=0)
-        if on_retry is not None and not callable(on_retry):
-            raise InvalidValueError(f"on_retry must be a function of one argument, got {shown(on_retry)}")
+        if on_retry is not None:
+            check_listener("on_retry", on_retry, "a FailedAttempt")
         self._max_retries, self._on_retry = max_retries, on_retry
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if is_method(function):
+            raise TypeError("retry the function itself: put @gm.retry_on_oom below @classmethod or @staticmethod")
         check_function("what is retried", function, "any arguments")
         _refuse_generators(function)
         if _is(inspect.iscoroutinefunction, function):

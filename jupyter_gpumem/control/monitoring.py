@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.arguments import check_function, real, shown
+from jupyter_gpumem.arguments import check_listener, real, shown
 from jupyter_gpumem.devices import check_context, counters, ready_devices
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.finishing import run_all, uninterrupted
@@ -56,7 +56,7 @@ class monitor:  # noqa: N801 - reads as a verb: `with gm.monitor(on_exceed=print
             )
         ratio = check_threshold(threshold)
         if on_exceed is not None:
-            check_function("on_exceed", on_exceed, "a DeviceAudit")
+            check_listener("on_exceed", on_exceed, "a DeviceAudit")
         self._interval, self._threshold, self._on_exceed = seconds, ratio, on_exceed
         self._above: set[str] = set()
         self._audits: deque[DeviceAudit] = deque(maxlen=KEPT)

@@ -186,7 +186,15 @@ def test_coroutine_functions(fake):
         ({"max_retries": "3"}, "max_retries must be a whole number of 0 or more, got '3'"),
         ({"max_retries": 1.5}, "max_retries must be a whole number of 0 or more, got 1.5"),
         ({"max_retries": None}, "max_retries must be a whole number of 0 or more, got None"),
-        ({"on_retry": 3}, "on_retry must be a function of one argument, got 3"),
+        ({"on_retry": 3}, "on_retry must be a function that takes a FailedAttempt, got 3"),
+        (
+            {"on_retry": lambda: None},
+            r"on_retry must be a function that takes a FailedAttempt, got <lambda>\(\)",
+        ),
+        (
+            {"on_retry": lambda number, error: None},
+            r"on_retry must be a function that takes a FailedAttempt, got <lambda>\(number, error\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_fails(wrong, message):

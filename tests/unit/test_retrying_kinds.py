@@ -113,3 +113,26 @@ def test_functions_that_call_each_other_explain_an_error_once(virtual, wrapped):
         outer()
     errors = [caught.value, *([caught.value.__cause__] if wrapped else [])]
     assert [len(getattr(error, "__notes__", ())) for error in errors] == ([0, 1] if wrapped else [1])
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod])
+@pytest.mark.parametrize("decorate", [gm.retry_on_oom, gm.retry_on_oom(max_retries=1)])
+def test_class_and_static_methods_are_refused_with_what_to_do(kind, decorate):
+    """What is retried would be a plain function, which a call through an instance hands that instance."""
+    with pytest.raises(TypeError, match=r"put @gm\.retry_on_oom below @classmethod or @staticmethod"):
+        decorate(kind(lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda listener: gm.find_batch_size(lambda n: pytest.fail("it ran"), on_trial=listener),
+        lambda listener: gm.measure(on_result=listener),
+        lambda listener: gm.monitor(on_exceed=listener),
+    ],
+)
+@pytest.mark.parametrize("listener", [lambda: None, lambda one, two: None])
+def test_who_is_told_with_another_number_of_arguments_is_refused_at_once(virtual, make, listener):
+    """Not when there is something to tell, which may be after hours; one that could take it is believed."""
+    with pytest.raises(gm.InvalidValueError, match="<lambda>"):
+        make(listener)
