@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jupyter_gpumem.notebook import LAST_ERROR
 
 from . import tensors
+from .checkpoints import Checkpoints, is_holder
 from .classes import is_a, module_of, name_of
 from .frames import is_machinery, is_result, machinery_around, running
 
@@ -69,6 +70,7 @@ class Edges:
         self._ways: dict[int, Children | None] = dict.fromkeys(ATOMS)
         self._torch = tensors.view_of_torch()
         self._running = running()
+        self._checkpoints = Checkpoints()
         self._last_error = {id(getattr(sys, name, None)) for name in LAST_ERROR} - {id(None)}
 
     def way(self, kind: type) -> Children | None:
@@ -94,6 +96,8 @@ class Edges:
             return self._of_array
         if is_result(kind):
             return self._of_result
+        if is_holder(kind):
+            return self._checkpoints.children
         return gc.get_referents
 
     def between(self, item: Any) -> list[Any]:
@@ -109,6 +113,8 @@ class Edges:
             found = machinery_around(item, self._running)
         elif is_result(kind):
             found = [tensors.attributes_of(item)]
+        elif is_holder(kind):
+            found = self._checkpoints.between(item)
         else:
             return []
         return [container for container in found if container is not None]

@@ -10,6 +10,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from .checkpoints import is_holder
 from .classes import is_a, mro_of, name_of, namespace_of_class
 from .edges import function_name, local_names, task_type
 from .tensors import attributes_of, ndarray_types, scripted, view_of_torch
@@ -192,6 +193,10 @@ class _Writer:
             name = next((name for name, value in scripted(parent) if value is child), None)
         if name is not None:
             self._attribute(parent, name, child)
+        elif is_holder(type(parent)):
+            self.text += ", in a checkpoint"
+        elif self._torch is not None and self._torch.is_saved(type(parent)):
+            return
         elif self._torch is not None and self._torch.is_tensor(type(parent)):
             with self._torch.undisturbed():
                 self.text += self._part(self._torch, parent, child)

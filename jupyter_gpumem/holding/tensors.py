@@ -72,6 +72,8 @@ class Torch:
             return self._of_node
         if self.is_scripted(kind):
             return of_scripted
+        if self.is_saved(kind):
+            return self._of_saved
         if issubclass(kind, self.module) or (self.optimizer is not None and issubclass(kind, self.optimizer)):
             return values_of
         return None
@@ -87,6 +89,10 @@ class Torch:
     def is_scripted(self, kind: type) -> bool:
         """Whether a type's objects are modules of TorchScript, scripted or traced."""
         return issubclass(kind, self._torch.jit.ScriptModule)
+
+    def is_saved(self, kind: type) -> bool:
+        """Whether a type's objects are what autograd keeps a saved tensor in."""
+        return self._shows_data and issubclass(kind, self._torch._C._autograd.SavedTensor)
 
     def is_node(self, kind: type) -> bool:
         """Whether a type's objects are the nodes of autograd graphs."""
@@ -200,6 +206,11 @@ class Torch:
             with contextlib.suppress(*_UNUSABLE, _PythonRanError):  # freed by a backward pass, or packed by a hook
                 found += self._saved_by(node, name)
         return found
+
+    def _of_saved(self, saved: Any) -> list[Any]:
+        with contextlib.suppress(*_UNUSABLE):
+            return [saved.data]
+        return []
 
     def _saved_by(self, node: Any, name: str) -> list[Any]:
         """Return what a node keeps under a name, as it lies there: no unpacking hook is run."""

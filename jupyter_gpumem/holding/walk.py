@@ -7,6 +7,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from .checkpoints import is_holder
 from .classes import is_a
 from .edges import ATOMS, Edges
 from .tensors import Location, view_of_torch
@@ -83,7 +84,10 @@ class Walk:
         found = self._passing.get(id(kind))
         if found is None:
             torch = self._torch
-            found = torch is not None and (torch.is_tensor(kind) or torch.is_node(kind) or torch.is_storage(kind))
+            tests = (
+                () if torch is None else (torch.is_tensor, torch.is_node, torch.is_storage, torch.is_saved, is_holder)
+            )
+            found = any(test(kind) for test in tests)
             self._passing[id(kind)] = found
         return found
 
