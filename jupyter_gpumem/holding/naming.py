@@ -90,6 +90,7 @@ class _Writer:
         self._torch = view_of_torch()
         self._owner: Any = None  # whose attributes the dict at hand holds
         self._in_graph = False
+        self._optimizer: Any = None  # of which the state is at hand
 
     def step(self, parent: Any, child: Any) -> None:
         """Say one step."""
@@ -129,13 +130,15 @@ class _Writer:
         elif any(type(key) is kind for kind in _PLAIN):
             self.text += f"[{key!r:.{_LONGEST_KEY}}]"
         else:
-            self.text += f"[{_label(key)}]"
+            self.text += f"[{_parameter_name(self._optimizer, key) or _label(key)}]"
 
     def _attribute(self, owner: Any, name: str, child: Any) -> None:
         if name in _MODULE_DICTS and is_a(child, dict):
             self._owner = owner  # `model.fc`, as PyTorch names it, not `model._modules['fc']`
         elif name != _TRACED:
             self.text += f".{name}"
+        kind = self._torch.optimizer if self._torch is not None else None
+        self._optimizer = owner if name == "state" and kind is not None and is_a(owner, kind) else None
 
     def _stored(self, parent: Any, child: Any, otherwise: str) -> None:
         """Say an attribute of an object that also holds others in a way of its own; without one, that way."""
@@ -280,6 +283,20 @@ def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
                     yield name, descriptor.__get__(item)
                 except AttributeError:
                     continue
+
+
+def _parameter_name(optimizer: Any, key: Any) -> str | None:
+    """Return what a parameter is called that an optimizer has: the name that it was given with, or its number."""
+    found = (attributes_of(optimizer) or {}).get("param_groups")
+    groups: list[Any] = found if type(found) is list else []
+    for number, group in enumerate(groups):
+        parameters = group.get("params") if type(group) is dict else None
+        if type(parameters) is list and (at := _index_of(parameters, key)) is not None:
+            names = group.get("param_names")  # PyTorch 2.6, where the parameters were given with their names
+            if type(names) is list and at < len(names) and type(names[at]) is str:
+                return str(names[at])
+            return f"parameter {at}" + (f" of group {number}" if len(groups) > 1 else "")
+    return None
 
 
 def _label(key: Any) -> str:
