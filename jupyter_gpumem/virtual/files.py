@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import functools
+import glob
 import io
 import os
 import pathlib
-import shutil
 import sys
-import tempfile
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jupyter_gpumem.errors import UnavailableError
+from .overlay import Overlay
+from .storages import BACKEND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .patches import Patches
 
-_WRITING = frozenset("wax+")
-_DEVICES = ("/dev/", "/proc/", "/sys/")
-_OPENED_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OURS = __name__.partition(".")[0]
+_UNTOUCHED = {"posix", "_io"}  # with which Python writes what it compiles
+_OF_LINKS = {"lstat", "readlink", "mkdir", "remove", "unlink", "rmdir"}  # which follow no link at the end of a path
+_raw_device = torch._C.StorageBase.device.__get__
 
 
 class Files:
-    """Lets `open` and `torch.save` write elsewhere, and `open` read again what was written there.
+    """Lets `open` and `torch.save` write elsewhere, and `open` and `torch.load` read again what was written there.
 
-    What the functions of `os` remove or rename (`shutil` and paths do it with these) stays where it is and is only
-    hidden meanwhile: from `open`, `os.stat` (so from `os.path.exists` and paths) and `os.listdir`. What the code has
-    made itself is really removed.
+    What the functions of `os` remove, rename or link (`shutil` and paths do it with these) stays as it is and is only
+    hidden meanwhile from all of them. Folders that the code makes are there meanwhile, for libraries, and not
+    afterwards; see `Overlay`. Names that any module, or the user, has for these functions stand for ours meanwhile.
 
     A module that is imported meanwhile may keep what it finds (`from torch import save`): afterwards that is as plain
     as what it stands for.
@@ -41,211 +42,189 @@ class Files:
         patches: where they are replaced; its undoing throws away what was written.
 
     Attributes:
-        unsaved: the paths that `torch.save` was given: nothing is written there at all.
+        instead: what stands for each function, by the id of that.
+        notes: afterwards a sentence for each thing that stays.
     """
 
     def __init__(self, patches: Patches) -> None:
-        self.unsaved: dict[str, None] = {}
-        self._written: dict[str, str] = {}  # a path and where its content lies: in our folder, or where it was before
-        self._gone: set[str] = set()
-        self._made: set[str] = set()
-        self._folder: str | None = None
-        self._count = 0
+        self.notes: list[str] = []
+        self.instead: dict[int, Any] = {}
         self._over = False
+        self._overlay = overlay = Overlay(builtins.open)
         patches.on_undo(self._throw_away)
-        self._plain_open = plain_open = builtins.open
-        plain_save = torch.save
-
-        @functools.wraps(plain_open)
-        def open_elsewhere(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            return plain_open(self._place(file, mode), mode, *args, **kwargs)
-
-        @functools.wraps(plain_save)
-        def save_nothing(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, (str, os.PathLike)) and not self._over:
-                self.unsaved[os.fspath(f)] = None
-            else:
-                plain_save(obj, f, *args, **kwargs)
-
-        # Python 3.10: paths keep the functions that they found when they were imported.
-        paths: Any = getattr(pathlib, "_NormalAccessor", None)
-        for owner in filter(None, (builtins, io, paths)):
-            patches.set(owner, "open", staticmethod(open_elsewhere) if owner is paths else open_elsewhere)
-        numpy: Any = sys.modules.get("numpy.lib._datasource")
-        if numpy is not None:  # so does numpy.savetxt; asking for the keys loads the others
-            openers = {key: numpy._file_openers[key] for key in numpy._file_openers.keys()}  # noqa: SIM118
-            patches.set(numpy._file_openers, "_file_openers", {**openers, None: open_elsewhere})
-        patches.set(torch, "save", save_nothing)
+        self._replace(builtins.open, self._open)
+        self._replace(io.FileIO, _file_io(self._place))
         instead: dict[str, Callable[..., Any]] = {
-            "open": self._open,
-            "stat": self._ask,
-            "lstat": self._ask,
-            "listdir": self._list,
-            "mkdir": self._make,
-            "remove": self._remove,
-            "unlink": self._remove,
-            "rmdir": self._remove,
-            "rename": self._rename,
-            "replace": self._rename,
-            "truncate": self._truncate,
-            "chmod": self._mark,
-            "utime": self._mark,
-            "listxattr": self._ask,
+            "open": overlay.open,
+            "stat": overlay.ask,
+            "lstat": overlay.ask,
+            "readlink": overlay.ask,
+            "listxattr": overlay.ask,
+            "getxattr": overlay.ask,
+            "access": overlay.access,
+            "listdir": overlay.list,
+            "scandir": overlay.scan,
+            "mkdir": overlay.make,
+            "remove": overlay.remove,
+            "unlink": overlay.remove,
+            "rmdir": overlay.remove,
+            "truncate": overlay.truncate,
+            "chmod": overlay.mark,
+            "chown": overlay.mark,
+            "utime": overlay.mark,
+            "setxattr": overlay.mark,
+            "removexattr": overlay.mark,
         }
         for name, ours in instead.items():
-            wrapped = self._instead(getattr(os, name), ours)
-            patches.set(os, name, wrapped)
-            if name in vars(paths or object) and name != "open":
-                patches.set(paths, name, staticmethod(wrapped))
+            plain = getattr(os, name)
+            self._replace(plain, self._of_one_path(plain, ours, follow=name not in _OF_LINKS))
+        for name in ("rename", "replace", "link"):
+            self._replace(getattr(os, name), self._of_two_paths(getattr(os, name)))
+        self._replace(os.symlink, self._symlink)
+        _keep_holes(patches)
+        self._replace(torch.save, self._save)
+        self._replace(torch.load, self._load)
+        for owner, name, ours in _bound(self.instead):
+            patches.set(owner, name, ours)
+        numpy: Any = sys.modules.get("numpy.lib._datasource")
+        if numpy is not None:  # numpy.savetxt has its own; asking for the keys loads the others
+            openers = {key: numpy._file_openers[key] for key in numpy._file_openers.keys()}  # noqa: SIM118
+            patches.set(numpy._file_openers, "_file_openers", {**openers, None: builtins.open})
 
-    def _instead(self, plain: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that has `ours` called with the plain one and an absolute path, where there is a path."""
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Return the files that `torch.save` was to write."""
+        return self._overlay.unsaved
+
+    def _replace(self, plain: Any, ours: Callable[..., Any]) -> None:
+        """Have a function called in place of a plain one, which it is given first, until it is over."""
+        if isinstance(plain, type):
+            self.instead[id(plain)] = ours
+            return
 
         @functools.wraps(plain)
-        def function(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-            if self._over or not isinstance(path, (str, bytes, os.PathLike)):
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return plain(*args, **kwargs) if self._over else ours(plain, *args, **kwargs)
+
+        self.instead[id(plain)] = function
+
+    def _of_one_path(self, plain: Any, ours: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
+        def function(_: Any, path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            if isinstance(path, int) and ours == self._overlay.scan:  # shutil.rmtree holds the folder open
+                return ours(plain, _path_of(path), path)
+            if not isinstance(path, (str, bytes, os.PathLike)):
                 return plain(path, *args, **kwargs)
-            absolute, folder = os.fsdecode(path), kwargs.get("dir_fd")
-            if folder is not None and ours == self._remove:  # shutil.rmtree holds the folder open
-                absolute = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), absolute)
-            elif any(value is not None for key, value in kwargs.items() if key.endswith("dir_fd")):
-                return plain(path, *args, **kwargs)
-            return ours(plain, os.path.abspath(absolute), path, *args, **kwargs)
+            if dir_fd is not None:
+                path = os.path.join(_path_of(dir_fd), os.fsdecode(path))
+            where = self._resolve(path, follow=follow and kwargs.get("follow_symlinks", True))
+            return ours(plain, *where, *args, **kwargs)
 
         return function
+
+    def _of_two_paths(self, plain: Any) -> Callable[..., Any]:
+        ours = self._overlay.link if plain is os.link else self._overlay.rename
+
+        def function(_: Any, src: Any, dst: Any, **kwargs: Any) -> None:
+            if any(kwargs.get(name) is not None for name in ("src_dir_fd", "dst_dir_fd")):
+                plain(src, dst, **kwargs)  # nothing in Python's own library does that
+            else:
+                ours(*self._resolve(src, follow=False), *self._resolve(dst, follow=False))
+
+        return function
+
+    def _symlink(self, plain: Any, src: Any, dst: Any, target_is_directory: bool = False, **kwargs: Any) -> None:
+        if kwargs.get("dir_fd") is not None:
+            plain(src, dst, target_is_directory, **kwargs)
+        else:
+            self._overlay.symlink(os.fsdecode(src), *self._resolve(dst, follow=False))
+
+    def _resolve(self, path: Any, *, follow: bool = True) -> tuple[str, Any]:
+        """Return the absolute path that is meant, and a name for it: the given one, or where the code's links lead."""
+        absolute = os.path.abspath(os.fsdecode(path))
+        meant = self._overlay.resolve(absolute, follow=follow)
+        if meant != absolute:
+            path = os.fsencode(meant) if isinstance(path, bytes) else meant
+        return meant, path
 
     def _place(self, file: Any, mode: str) -> Any:
         """Return what is to be opened instead."""
         if self._over or not isinstance(file, (str, bytes, os.PathLike)):
             return file
-        path = os.path.abspath(os.fsdecode(file))
-        place = self._written.get(path)
-        if not _WRITING & set(mode) or path.startswith(_DEVICES):
-            self._check(path, file)
-            if place is None and not os.path.lexists(path) and path in map(os.path.abspath, self.unsaved):
-                why = "torch.save writes nothing in a prediction: leave the loading out of what is predicted"
-                raise UnavailableError(f"{os.fsdecode(file)!r} cannot be read: {why}")
-            return file if place is None else place
-        if place is not None and self._is_ours(place):
-            return place
-        there = os.path.exists(path)
-        if "x" in mode and there:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
-        if ("r" in mode and not there) or not os.path.isdir(os.path.dirname(path)):
-            raise _not_found(file)
-        fresh = self._fresh()
-        if "w" not in mode and there:
-            with self._plain_open(place or path, "rb") as source, self._plain_open(fresh, "wb") as copy:
-                shutil.copyfileobj(source, copy)
-        self._written[path] = fresh
-        self._gone.discard(path)
-        return fresh
+        return self._overlay.place(*self._resolve(file), mode)
 
-    def _fresh(self) -> str:
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="gpumem-")
-        self._count += 1
-        return os.path.join(self._folder, str(self._count))
+    def _open(self, plain: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opener = args[5] if len(args) > 5 else kwargs.get("opener")
+        # An opener has its own idea of what to open, and does it with os.open.
+        return plain(self._place(file, mode) if opener is None else file, mode, *args, **kwargs)
 
-    def _is_ours(self, place: str) -> bool:
-        return self._folder is not None and os.path.dirname(place) == self._folder
+    def _save(self, plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, (str, os.PathLike)) or not os.path.isdir(os.path.dirname(os.path.abspath(f))):
+            plain(obj, f, *args, **kwargs)
+            return
+        place = self._place(f, "wb")
+        if place is not f:
+            self._overlay.note_unsaved(*self._resolve(os.fspath(f)))
+        plain(obj, place, *args, **kwargs)
 
-    def _is_made(self, path: str) -> bool:
-        """Return whether the code has made it, or a folder above it: then it is not the user's."""
-        return any(above in self._made for above in (path, *map(str, pathlib.PurePath(path).parents)))
-
-    def _check(self, path: str, name: Any) -> None:
-        if path in self._gone and path not in self._written:
-            raise _not_found(name)
-
-    def _open(self, plain: Any, path: str, name: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-        if not flags & _OPENED_TO_WRITE:
-            self._check(path, name)
-            opened: int = plain(self._written.get(path, name), flags, *args, **kwargs)
-        elif flags & os.O_EXCL:  # a file of a name that nobody has, such as a temporary one
-            opened = plain(name, flags, *args, **kwargs)
-            self._made.add(path)
-        else:
-            mode = "w" if flags & os.O_TRUNC else "a"
-            exists = flags & os.O_CREAT or os.path.exists(path)
-            place = self._place(name, mode if exists else "r+")
-            opened = plain(place, flags if place is name else flags | os.O_CREAT, *args, **kwargs)
-        return opened
-
-    def _ask(self, plain: Any, path: str, name: Any, **kwargs: Any) -> Any:
-        if path in self._written:
-            name = self._written[path]
-        else:
-            self._check(path, name)
-        return plain(name, **kwargs)
-
-    def _mark(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> None:
-        place = self._written.get(path)
-        if place is None and self._is_made(path):
-            plain(name, *args, **kwargs)
-        elif place is not None and self._is_ours(place):
-            plain(place, *args, **kwargs)
-        else:
-            os.stat(name)  # a file of the user's stays as it is; one that is not there is an error
-
-    def _list(self, plain: Any, path: str, name: Any = ".") -> list[Any]:
-        self._check(path, name)
-        written = {os.path.basename(file) for file in self._written if os.path.dirname(file) == path}
-        if isinstance(name, bytes):
-            return [entry for entry in plain(name) if os.path.join(path, os.fsdecode(entry)) not in self._gone]
-        real = {entry for entry in plain(name) if os.path.join(path, entry) not in self._gone}
-        return [*real, *(written - real)]
-
-    def _make(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> None:
-        if path in self._gone and os.path.isdir(os.path.dirname(path)):
-            self._gone.discard(path)  # what was in it stays hidden
-        else:
-            plain(name, *args, **kwargs)
-            self._made.add(path)
-
-    def _remove(self, plain: Any, path: str, name: Any, **kwargs: Any) -> None:
-        if plain.__name__ == "rmdir":  # shutil.rmtree has not seen, and so not removed, what lies elsewhere
-            for file in [file for file in self._written if os.path.dirname(file) == path]:
-                del self._written[file]
-        if self._is_made(path) and path not in self._written:
-            plain(name, **kwargs)
-        elif self._written.pop(path, None) is None and path not in self._gone:
-            folder = os.path.isdir(path) and not os.path.islink(path)
-            if not os.path.lexists(path):
-                raise _not_found(name)
-            if folder != (plain.__name__ == "rmdir"):
-                code = errno.EISDIR if folder else errno.ENOTDIR
-                raise OSError(code, os.strerror(code), name)
-            if folder and os.listdir(path):
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), name)
-        self._gone.add(path)
-
-    def _rename(self, plain: Any, path: str, name: Any, to: Any) -> None:
-        target = os.path.abspath(os.fsdecode(to))
-        if os.fspath(name) in self.unsaved:  # what torch.save would have written first under another name
-            self.unsaved[os.fspath(to)] = None
-        elif self._is_made(path) and path not in self._written:
-            plain(name, to)
-            self._made.add(target)
-        else:
-            self._check(path, name)
-            if not os.path.exists(path) or not os.path.isdir(os.path.dirname(target)):
-                raise _not_found(name)
-            if os.path.isdir(path):
-                what = "rename or move a file, not a folder, or do that outside the cell"
-                raise UnavailableError(f"a prediction cannot rename the folder {os.fspath(name)!r}; {what}")
-            self._written[target] = self._written.pop(path, path)
-            self._gone.discard(target)
-            self._gone.add(path)
-
-    def _truncate(self, plain: Any, path: str, name: Any, length: int) -> None:
-        plain(name if self._is_made(path) else self._place(name, "r+"), length)
+    def _load(self, plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self._place(f, "rb") if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs)
 
     def _throw_away(self) -> None:
         self._over = True
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self.notes += self._overlay.close()
 
 
-def _not_found(name: Any) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _file_io(place: Callable[[Any, str], Any]) -> type:
+    """Return a class like `io.FileIO`, of which the files of `open` are instances too."""
+
+    class Kind(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, _FileIO)
+
+    class FileIO(_FileIO, metaclass=Kind):  # type: ignore[metaclass]
+        def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+            super().__init__(place(file, mode) if opener is None else file, mode, closefd, opener)
+
+    return FileIO
+
+
+_FileIO = io.FileIO
+
+
+def _bound(functions: dict[int, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield every name that a module has for some functions, and those of Python's own paths, with what it becomes."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name in _UNTOUCHED or module_name.partition(".")[0] == _OURS:
+            continue
+        if isinstance(module, types.ModuleType):
+            for name in [name for name, value in list(vars(module).items()) if id(value) in functions]:
+                yield module, name, functions[id(vars(module)[name])]
+    for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):  # Python 3.10, 3.13
+        for name, value in list(vars(kind or object).items()):
+            if isinstance(value, staticmethod) and id(value.__func__) in functions:
+                yield kind, name, staticmethod(functions[id(value.__func__)])
+
+
+def _keep_holes(patches: Patches) -> None:
+    """Have `torch.save` leave holes in its files for what has no values, in place of gigabytes of zeros."""
+    plain_cpu = torch.UntypedStorage.cpu
+
+    @functools.wraps(plain_cpu)
+    def cpu(storage: torch.UntypedStorage) -> Any:
+        caller = sys._getframe(1).f_globals["__name__"]
+        is_hole = caller == torch.serialization.__name__ and _raw_device(storage).type == BACKEND
+        return storage if is_hole else plain_cpu(storage)
+
+    class Writer(torch._C.PyTorchFileWriter):  # type: ignore[misc]
+        def write_record(self, name: str, data: Any, size: int) -> None:
+            if isinstance(data, torch.UntypedStorage) and _raw_device(data).type == BACKEND:
+                self.write_record_metadata(name, size)
+            else:
+                super().write_record(name, data, size)
+
+    patches.set(torch.UntypedStorage, "cpu", cpu)
+    patches.set(torch._C, "PyTorchFileWriter", Writer)

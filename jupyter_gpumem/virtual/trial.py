@@ -121,8 +121,8 @@ class Trials:
                 start,
                 parts.reserved,
                 tuple(map(str, gpu.notes)),
-                (*self._undo.notes, *not_undone),
-                tuple(files.unsaved),
+                (*self._undo.notes, *not_undone, *files.notes),
+                files.unsaved,
             )
 
 
