@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,6 @@ def _predicted(
 
     def run(size: int | None) -> object:
         __tracebackhide__ = True
-        namespace["open"] = builtins.open  # the shell's own would go past what keeps files as they are
         if size is not None:
             namespace[options.batch] = namespace[_BATCH] = size
         return prepared()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     _Way = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
 
@@ -54,6 +54,12 @@ class Contents:
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], Any]] = []
         self._walk(roots)
 
+    def exchange(self, instead: Mapping[int, Any]) -> None:
+        """Put other objects in the place of some, by their ids, until `restore`."""
+        for owner, before, _, write in self._kept:
+            if any(id(item) in instead for item in _held(before)):
+                write(owner, _exchanged(before, instead))
+
     def restore(self) -> list[str]:
         """Put back what was changed; returns a sentence for each thing that cannot be."""
         for owner, before, read, write in reversed(self._kept):
@@ -67,9 +73,9 @@ class Contents:
 
     def _walk(self, roots: Iterable[Any]) -> None:
         seen: set[int] = set()
-        todo = list(roots)
+        todo = deque(roots)  # the nearest first: what is left out where there is too much lies deep
         while todo:
-            item = todo.pop()
+            item = todo.popleft()
             if id(item) in seen or _is_left_alone(item):
                 continue
             seen.add(id(item))
@@ -103,6 +109,12 @@ def _held(before: Any) -> Iterable[Any]:
     if isinstance(before, dict):
         return before.values()
     return before if isinstance(before, (list, tuple, set)) else ()
+
+
+def _exchanged(before: Any, instead: Mapping[int, Any]) -> Any:
+    if isinstance(before, dict):
+        return {key: instead.get(id(value), value) for key, value in before.items()}
+    return type(before)(instead.get(id(item), item) for item in before)
 
 
 def _ways(item: Any) -> Iterator[_Way]:
@@ -191,16 +203,31 @@ def _write_set(owner: set[Any], before: set[Any]) -> None:
     owner.update(before)
 
 
-def _read_closure(function: types.FunctionType) -> list[Any]:
-    return [cell.cell_contents if _filled(cell) else _EMPTY for cell in function.__closure__ or ()]
+def _read_function(function: types.FunctionType) -> list[Any]:
+    """Return what a function holds in its closure, and the defaults of its arguments."""
+    cells = [cell.cell_contents if _filled(cell) else _EMPTY for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
-def _write_closure(function: types.FunctionType, before: list[Any]) -> None:
-    for cell, value in zip(function.__closure__ or (), before, strict=True):
+def _write_function(function: types.FunctionType, before: list[Any]) -> None:
+    cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
+    first, last = len(cells), len(before) - len(named)
+    if function.__defaults__:
+        function.__defaults__ = tuple(before[first:last])
+    named.update(zip(named, before[last:], strict=True))
+    for cell, value in zip(cells, before, strict=False):
         if value is not _EMPTY:
             cell.cell_contents = value
         elif _filled(cell):
             del cell.cell_contents
+
+
+def _read_partial(partial: functools.partial[Any]) -> list[Any]:
+    return [partial.func, partial.args, partial.keywords, vars(partial)]
+
+
+def _write_partial(partial: functools.partial[Any], before: list[Any]) -> None:
+    partial.__setstate__(tuple(before))  # type: ignore[attr-defined]
 
 
 _EMPTY = object()
@@ -266,7 +293,8 @@ _KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] 
     ((list, deque), list, _write_list),
     (set, set, _write_set),
     (bytearray, bytes, _write_bytes),
-    (types.FunctionType, _read_closure, _write_closure),
+    (types.FunctionType, _read_function, _write_function),
+    (functools.partial, _read_partial, _write_partial),
     (type, _read_class, _write_class),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),

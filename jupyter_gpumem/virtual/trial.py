@@ -106,6 +106,7 @@ class Trials:
                 with _without_modes():
                     self._undo.stand_in(gpu.memory)
                 files = Files(patches)
+                self._undo.exchange(files.instead)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", VirtualValueWarning)

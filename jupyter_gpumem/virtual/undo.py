@@ -23,7 +23,7 @@ from .containers import Contents
 from .storages import BACKEND, new_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from .memory import VirtualMemory
     from .patches import Patches
@@ -73,6 +73,10 @@ class Undo:
         self._settings = [(write, read()) for read, write in _settings()]
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
+
+    def exchange(self, instead: Mapping[int, Any]) -> None:
+        """Put other functions in the place of some, by their ids, wherever code has them; until `restore`."""
+        self._contents.exchange(instead)
 
     def restore(self) -> list[str]:
         """Put everything back; returns a sentence for each thing that was changed and cannot be."""

@@ -112,6 +112,26 @@ def test_an_interrupt(kernel):
     assert kernel.run("%%gpumem_predict -q\ntake(3)").status == "ok"
 
 
+def test_files(kernel, tmp_path):
+    """A cell that keeps checkpoints, with functions that an earlier cell has imported, changes nothing on the disk."""
+    reply = kernel.run(
+        f"%cd -q {tmp_path}\nfrom os import makedirs, remove, rename\nfrom shutil import rmtree\n"
+        "makedirs('old')\nopen('old/1.txt', 'w').write('1')\ntorch.save(net.state_dict(), 'best.pt')"
+    )
+    assert reply.status == "ok", reply.shown
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    reply = kernel.run(
+        "%%gpumem_predict --gpu T4\nnet.cuda()\nmakedirs('new/a')\nrmtree('old')\n"
+        "with open('new/log.txt', 'w') as file:\n    file.write('x')\n"
+        "torch.save(net.state_dict(), 'new/tmp.pt')\nrename('new/tmp.pt', 'best.pt')\n"
+        "net.load_state_dict(torch.load('best.pt'))\nremove('best.pt')\nassert open('new/log.txt').read() == 'x'"
+    )
+    assert reply.status == "ok", reply.shown
+    assert "Not written: best.pt." in reply.reports[0]
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    assert kernel.value("remove is __import__('os').remove, open('old/1.txt').read()") == "(True, '1')"
+
+
 def test_the_kernel_survives_and_ends_well():
     """Case O22: predictions that fail in every phase, then a shutdown, without a crash."""
     with Kernel() as one:
