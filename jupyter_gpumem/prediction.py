@@ -8,7 +8,6 @@ import inspect
 import io
 import linecache
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from .control.aside import aside
 from .control.environment import starting_settings
 from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
+from .virtual.turns import turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .virtual.trial import Run
 
 DEFAULT_GPU = "A100-80GB"
-_ONE_AT_A_TIME = threading.RLock()
 MOST_RUNS = 16
 """How often code runs at most when the largest batch is looked for."""
 
@@ -131,10 +130,11 @@ def forecast(code: Code, gpus: Sequence[str] | None, runs: int = MOST_RUNS) -> P
 
     Raises:
         InvalidValueError: a card is not known.
-        UnavailableError: PyTorch cannot have a virtual GPU, or the CUDA context is lost.
+        UnavailableError: PyTorch cannot have a virtual GPU, the CUDA context is lost, or the prediction that is running
+            has started this thread.
     """
     __tracebackhide__ = True
-    with _ONE_AT_A_TIME:
+    with turn():
         return _forecast(code, gpus, runs)
 
 
