@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from jupyter_gpumem.finishing import uninterrupted
+
 from . import session
 from .files import Files
 from .memory import VirtualMemory
 from .parts import Parts, Tape
 from .patches import Patches
+from .settings import SignalHandlers
 from .undo import Undo
 from .values import VirtualValueWarning
 
@@ -91,15 +94,17 @@ class Trials:
                 self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
             yield self
         finally:
-            patches.undo()
-            if own:
-                session.stop()
+            with uninterrupted():
+                patches.undo()
+                if own:
+                    session.stop()
 
     def run(self, code: Callable[[], object]) -> Run:
         """Run code, and put everything back; its errors pass."""
         __tracebackhide__ = True
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
+        handlers = SignalHandlers()
         with self._beside(), gpu.trial() as moved:
             parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
             try:
@@ -112,9 +117,9 @@ class Trials:
                     warnings.simplefilter("ignore", VirtualValueWarning)
                     code()
             finally:
-                patches.undo()
-                with _without_modes():
-                    not_undone += self._undo.restore()
+                with contextlib.ExitStack() as restoring:
+                    restoring.callback(self._put_back, patches, not_undone)
+                    handlers.restore()
             return Run(
                 gpu.cards,
                 gpu.memory.allocators[0].settings,
@@ -125,6 +130,12 @@ class Trials:
                 (*self._undo.notes, *not_undone, *files.notes),
                 files.unsaved,
             )
+
+    def _put_back(self, patches: Patches, not_undone: list[str]) -> None:
+        with uninterrupted():  # a second Ctrl-C comes when all is as it was
+            patches.undo()
+            with _without_modes():
+                not_undone += self._undo.restore()
 
 
 def _without_modes() -> contextlib.AbstractContextManager[object]:

@@ -6,10 +6,7 @@ and get it back; only the values of CPU tensors and NumPy arrays are copied befo
 
 from __future__ import annotations
 
-import functools
 import gc
-import os
-import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ from jupyter_gpumem.units import GiB, MiB
 
 from . import known
 from .containers import Contents
+from .settings import Settings
 from .storages import BACKEND, new_storage
 
 if TYPE_CHECKING:
@@ -55,7 +53,9 @@ class Undo:
     def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
         tensors, others = _alive()
         self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
-        self._contents = Contents([*reaches, *others, *_global_hooks(), sys.path])
+        self._contents = Contents(
+            [*reaches, *others, *_global_hooks(), sys.path, sys.argv, torch._tensor_str.PRINT_OPTS]
+        )
         for tensor in self._contents.tensors:
             tensors.setdefault(id(tensor), tensor)
         for tensor in list(tensors.values()):
@@ -70,8 +70,7 @@ class Undo:
         self._states = [_TensorState(tensor) for tensor in self.tensors]
         self._swaps = _Swaps(self.tensors, patches)
         self._values = _Values(self.tensors, self._contents.arrays)
-        self._settings = [(write, read()) for read, write in _settings()]
-        self._environment, self._folder = dict(os.environ), os.getcwd()
+        self._settings = Settings()
         self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
 
     def exchange(self, instead: Mapping[int, Any]) -> None:
@@ -86,13 +85,7 @@ class Undo:
         for state in self._states:
             state.restore_grad()
         notes += self._contents.restore()
-        for write, before in self._settings:
-            write(before)
-        if dict(os.environ) != self._environment:
-            os.environ.clear()
-            os.environ.update(self._environment)
-        if os.getcwd() != self._folder:
-            os.chdir(self._folder)
+        self._settings.restore()
         return list(dict.fromkeys(notes))
 
     def stand_in(self, memory: VirtualMemory, kind: str = "cuda") -> None:
@@ -299,37 +292,3 @@ def _global_hooks() -> list[dict[Any, Any]]:
         for name, value in vars(owner).items()
         if name.startswith("_global_") and isinstance(value, dict)
     ]
-
-
-def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Return how each setting that code may change is read and written."""
-    found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-        (random.getstate, random.setstate),
-        (torch.get_rng_state, torch.set_rng_state),
-        (torch.is_grad_enabled, torch._C._set_grad_enabled),
-        (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_num_threads, torch.set_num_threads),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        (torch._C._get_deterministic_algorithms, torch._C._set_deterministic_algorithms),
-        (_default_device, _set_default_device),
-    ]
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        found.append((numpy.get_state, numpy.set_state))
-    cudnn = torch.backends.cudnn
-    switches = ("benchmark", "deterministic")
-    return found + [(functools.partial(getattr, cudnn, name), _setter(cudnn, name)) for name in switches]
-
-
-def _setter(owner: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, name, value)
-
-
-def _default_device() -> Any:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
-def _set_default_device(device: Any) -> None:
-    if _default_device() != device:
-        torch.set_default_device(device)
