@@ -24,7 +24,7 @@ def unload(shell: InteractiveShell) -> None:
     """Take everything away from a shell; harmless if there is nothing.
 
     Raises:
-        UnavailableError: a prediction is running; nothing is taken away then.
+        UsageError: a prediction is running; nothing is taken away then.
     """
     session = _sessions.get(id(shell))
     if session is not None:

@@ -67,11 +67,14 @@ class Session:
         """Refuse to be unloaded under a prediction, which has still to put everything back.
 
         Raises:
-            UnavailableError: one is running.
+            UsageError: one is running. IPython shows it as one line.
         """
         virtual = sys.modules.get("jupyter_gpumem.virtual.session")
         if virtual is not None and virtual.active() is not None:
-            virtual.active().check_idle()
+            try:
+                virtual.active().check_idle()
+            except GpumemError as error:
+                raise UsageError(f"jupyter_gpumem stays loaded: {error}") from None
 
     def unload(self) -> None:
         """Take everything away, in the reverse order, whatever a part of it raises; then raise the first error."""

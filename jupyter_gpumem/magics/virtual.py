@@ -43,6 +43,7 @@ def _switch_on(cards: str) -> None:
 
     present = virtual.active()
     if present is not None:
+        present.check_idle()
         names = ", ".join(card.label for card in present.cards)
         raise UnavailableError(f"this session has a virtual GPU already ({names}); first write %gpumem_virtual off")
     virtual.start(wanted, starting_settings())

@@ -96,13 +96,15 @@ class VirtualGpu:
                     generator.graphsafe_set_state(state)
 
     def check_idle(self) -> None:
-        """Refuse to be switched off under a prediction, which has still to put everything back.
+        """Refuse to be switched on or off under a prediction, which has still to put everything back.
 
         Raises:
             UnavailableError: one is running.
         """
         if self._trials:
-            raise UnavailableError("a prediction is running on the virtual GPU; switch it off when that has ended")
+            raise UnavailableError(
+                "a prediction is running on the virtual GPU; leave that out of the cell, or do it when it has ended"
+            )
 
     def remove(self) -> list[str]:
         """Take everything away again; returns a sentence for each attribute that somebody else replaced meanwhile."""

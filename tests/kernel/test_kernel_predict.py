@@ -155,15 +155,28 @@ def test_under_a_cap_of_the_sessions_virtual_gpu(fresh_kernel):
     assert fresh_kernel.run("take(2**30)").error == "OutOfMemoryError"
 
 
-@pytest.mark.parametrize("ending", ["%gpumem_virtual off", "%unload_ext jupyter_gpumem", "%reload_ext jupyter_gpumem"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%gpumem_virtual off",
+        "%gpumem_virtual on --gpu L4",
+        "%unload_ext jupyter_gpumem",
+        "%reload_ext jupyter_gpumem",
+    ],
+)
 @pytest.mark.parametrize("on", [False, True])
-def test_the_virtual_gpu_cannot_be_taken_from_under_a_prediction(kernel, ending, on):
-    """That is refused in one line, and what comes later works as before."""
+def test_the_virtual_gpu_cannot_be_taken_from_under_a_prediction(kernel, line, on):
+    """That is refused in one line, without a traceback, and what comes later works as before."""
     if on:
         assert kernel.run("%gpumem_virtual on --gpu T4").status == "ok"
-    reply = kernel.run(f"%%gpumem_predict --gpu T4\n{ending}")
+    reply = kernel.run(f"%%gpumem_predict --gpu T4\n{line}")
     assert reply.status == "error", reply.shown
-    assert "a prediction is running on the virtual GPU; switch it off when that has ended" in reply.shown
+    [refusal] = reply.stderr.strip().splitlines()
+    assert refusal.startswith("UsageError: ")
+    assert (
+        "a prediction is running on the virtual GPU; leave that out of the cell, or do it when it has ended" in refusal
+    )
+    assert (reply.traceback, reply.reports) == ("", [])
     reply = kernel.run("%%gpumem_predict --gpu T4\ny = take(1024)")
     assert reply.status == "ok", reply.shown
     assert kernel.run("%gpumem_virtual off").status == "ok"
