@@ -24,7 +24,7 @@ from jupyter_gpumem.errors import UnavailableError
 # to 16 bytes come back in two registers.
 _FIRST_DEVICE, _GIVEN_DEVICE, _GIVEN_STREAM = "first device", "given device", "given stream"
 _COUNT, _NONE = "count", "none"
-_CODE = {
+CODE = {
     "x86_64": {
         _FIRST_DEVICE: "b8 14 00 00 00  c3",  # mov eax, 20; ret
         _GIVEN_DEVICE: "0f b7 c6  31 d2  c3",  # movzx eax, si; xor edx, edx; ret
@@ -40,6 +40,7 @@ _CODE = {
         _NONE: "00 00 80 52  c0 03 5f d6",  # mov w0, #0; ret
     },
 }
+"""By machine, as `platform.machine()` names it under Linux: a virtual GPU needs one of these."""
 _METHODS = {
     "type": _FIRST_DEVICE,
     "exchangeDevice": _FIRST_DEVICE,
@@ -76,7 +77,7 @@ def register() -> None:
             return device_type
 
     guard = Guard()
-    stubs = _executable(_CODE[platform.machine()])
+    stubs = _executable(CODE[platform.machine()])
     # A pybind11 object has the address of the C++ object after Python's own head, and that object begins with the
     # address of its table. The two words before the table belong to it.
     instance = ctypes.c_void_p.from_address(id(guard) + object.__basicsize__).value or 0

@@ -9,7 +9,9 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:  # see `guard`
+from . import guard
+
+if sys.platform != "linux" or platform.machine() not in guard.CODE:
     raise UnavailableError(
         f"a virtual GPU needs Linux on x86-64 or ARM, this is {sys.platform} on {platform.machine()}; "
         "use such a machine, or a container"
