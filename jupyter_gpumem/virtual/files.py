@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .overlay import Overlay
+from .overlay import DEVICES, Overlay
 from .storages import BACKEND
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .patches import Patches
 
 _OURS = __name__.partition(".")[0]
+_PUBLIC = {"posix": "os", "_io": "io", "_sqlite3": "sqlite3"}
 _UNTOUCHED = {"posix", "_io"}  # with which Python writes what it compiles
 _OF_LINKS = {"lstat", "readlink", "mkdir", "remove", "unlink", "rmdir"}  # which follow no link at the end of a path
 _raw_device = torch._C.StorageBase.device.__get__
@@ -81,9 +82,11 @@ class Files:
         for name in ("rename", "replace", "link"):
             self._replace(getattr(os, name), self._of_two_paths(getattr(os, name)))
         self._replace(os.symlink, self._symlink)
-        _keep_holes(patches)
+        self._patch_archives(patches)
         self._replace(torch.save, self._save)
         self._replace(torch.load, self._load)
+        if sqlite := sys.modules.get("_sqlite3"):
+            self._replace(sqlite.connect, self._connect)
         for owner, name, ours in _bound(self.instead):
             patches.set(owner, name, ours)
         numpy: Any = sys.modules.get("numpy.lib._datasource")
@@ -104,12 +107,16 @@ class Files:
 
         @functools.wraps(plain)
         def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             return plain(*args, **kwargs) if self._over else ours(plain, *args, **kwargs)
 
+        # Where a pickle finds it, which is what other processes are told of it by.
+        function.__module__ = _PUBLIC.get(plain.__module__, plain.__module__)
         self.instead[id(plain)] = function
 
     def _of_one_path(self, plain: Any, ours: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
         def function(_: Any, path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if isinstance(path, int) and ours == self._overlay.scan:  # shutil.rmtree holds the folder open
                 return ours(plain, _path_of(path), path)
             if not isinstance(path, (str, bytes, os.PathLike)):
@@ -125,6 +132,7 @@ class Files:
         ours = self._overlay.link if plain is os.link else self._overlay.rename
 
         def function(_: Any, src: Any, dst: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
             if any(kwargs.get(name) is not None for name in ("src_dir_fd", "dst_dir_fd")):
                 plain(src, dst, **kwargs)  # nothing in Python's own library does that
             else:
@@ -133,6 +141,7 @@ class Files:
         return function
 
     def _symlink(self, plain: Any, src: Any, dst: Any, target_is_directory: bool = False, **kwargs: Any) -> None:
+        __tracebackhide__ = True
         if kwargs.get("dir_fd") is not None:
             plain(src, dst, target_is_directory, **kwargs)
         else:
@@ -140,6 +149,7 @@ class Files:
 
     def _resolve(self, path: Any, *, follow: bool = True) -> tuple[str, Any]:
         """Return the absolute path that is meant, and a name for it: the given one, or where the code's links lead."""
+        __tracebackhide__ = True
         absolute = os.path.abspath(os.fsdecode(path))
         meant = self._overlay.resolve(absolute, follow=follow)
         if meant != absolute:
@@ -148,26 +158,69 @@ class Files:
 
     def _place(self, file: Any, mode: str) -> Any:
         """Return what is to be opened instead."""
+        __tracebackhide__ = True
         if self._over or not isinstance(file, (str, bytes, os.PathLike)):
             return file
         return self._overlay.place(*self._resolve(file), mode)
 
+    def _place_if_possible(self, file: Any, mode: str) -> Any:
+        """Do the same for functions that have their own errors where there is no such folder."""
+        is_path = isinstance(file, (str, bytes, os.PathLike))
+        if is_path and not os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(file)))):
+            return file
+        return self._place(file, mode)
+
     def _open(self, plain: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         opener = args[5] if len(args) > 5 else kwargs.get("opener")
         # An opener has its own idea of what to open, and does it with os.open.
         return plain(self._place(file, mode) if opener is None else file, mode, *args, **kwargs)
 
     def _save(self, plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, (str, os.PathLike)) or not os.path.isdir(os.path.dirname(os.path.abspath(f))):
-            plain(obj, f, *args, **kwargs)
-            return
-        place = self._place(f, "wb")
-        if place is not f:
-            self._overlay.note_unsaved(*self._resolve(os.fspath(f)))
-        plain(obj, place, *args, **kwargs)
+        __tracebackhide__ = True
+        plain(obj, f, *args, **kwargs)  # which opens an archive, or a file
+        if isinstance(f, (str, os.PathLike)):
+            path, name = self._resolve(os.fspath(f))
+            if not path.startswith(DEVICES):
+                self._overlay.note_unsaved(path, name)
 
     def _load(self, plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return plain(self._place(f, "rb") if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs)
+
+    def _connect(self, plain: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not kwargs.get("uri") and database not in {"", ":memory:"}:
+            database = self._place_if_possible(database, "a")
+        return plain(database, *args, **kwargs)
+
+    def _patch_archives(self, patches: Patches) -> None:
+        """Have PyTorch's own archives elsewhere too, with holes for what has no values, not gigabytes of zeros."""
+        plain_cpu, place = torch.UntypedStorage.cpu, self._place_if_possible
+
+        @functools.wraps(plain_cpu)
+        def cpu(storage: torch.UntypedStorage) -> Any:
+            caller = sys._getframe(1).f_globals["__name__"]
+            is_hole = caller == torch.serialization.__name__ and _raw_device(storage).type == BACKEND
+            return storage if is_hole else plain_cpu(storage)
+
+        class Writer(torch._C.PyTorchFileWriter):  # type: ignore[misc]
+            def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+                super().__init__(place(file, "wb"), *args, **kwargs)
+
+            def write_record(self, name: str, data: Any, size: int) -> None:
+                if isinstance(data, torch.UntypedStorage) and _raw_device(data).type == BACKEND:
+                    self.write_record_metadata(name, size)
+                else:
+                    super().write_record(name, data, size)
+
+        class Reader(torch._C.PyTorchFileReader):  # type: ignore[misc]
+            def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+                super().__init__(place(file, "rb"), *args, **kwargs)
+
+        patches.set(torch.UntypedStorage, "cpu", cpu)
+        patches.set(torch._C, "PyTorchFileWriter", Writer)
+        patches.set(torch._C, "PyTorchFileReader", Reader)
 
     def _throw_away(self) -> None:
         self._over = True
@@ -207,24 +260,3 @@ def _bound(functions: dict[int, Any]) -> Iterator[tuple[Any, str, Any]]:
         for name, value in list(vars(kind or object).items()):
             if isinstance(value, staticmethod) and id(value.__func__) in functions:
                 yield kind, name, staticmethod(functions[id(value.__func__)])
-
-
-def _keep_holes(patches: Patches) -> None:
-    """Have `torch.save` leave holes in its files for what has no values, in place of gigabytes of zeros."""
-    plain_cpu = torch.UntypedStorage.cpu
-
-    @functools.wraps(plain_cpu)
-    def cpu(storage: torch.UntypedStorage) -> Any:
-        caller = sys._getframe(1).f_globals["__name__"]
-        is_hole = caller == torch.serialization.__name__ and _raw_device(storage).type == BACKEND
-        return storage if is_hole else plain_cpu(storage)
-
-    class Writer(torch._C.PyTorchFileWriter):  # type: ignore[misc]
-        def write_record(self, name: str, data: Any, size: int) -> None:
-            if isinstance(data, torch.UntypedStorage) and _raw_device(data).type == BACKEND:
-                self.write_record_metadata(name, size)
-            else:
-                super().write_record(name, data, size)
-
-    patches.set(torch.UntypedStorage, "cpu", cpu)
-    patches.set(torch._C, "PyTorchFileWriter", Writer)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .entries import Entries, Entry
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
 _WRITING = frozenset("wax+")
-_DEVICES = ("/dev/", "/proc/", "/sys/")
+DEVICES = ("/dev/", "/proc/", "/sys/")
 _OPENED_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MOST_LINKS = 40  # as many as Linux follows
 _lstat, _rename, _symlink = os.lstat, os.rename, os.symlink  # as they are: this is imported before they are replaced
@@ -75,6 +77,7 @@ class Overlay:
         Raises:
             OSError: the links go in a circle.
         """
+        __tracebackhide__ = True
         for _ in range(_MOST_LINKS):
             for link, target in self._links.items():
                 if path.startswith(link + os.sep) or (follow and path == link):
@@ -88,8 +91,9 @@ class Overlay:
 
     def place(self, path: str, name: Any, mode: str) -> Any:
         """Return what is to be opened instead, in a mode of `open`."""
+        __tracebackhide__ = True
         place = self._written.get(path)
-        if not _WRITING & set(mode) or path.startswith(_DEVICES):
+        if not _WRITING & set(mode) or path.startswith(DEVICES):
             self._check(path, name)
             return name if place is None else place
         if place is not None and self._is_ours(place):
@@ -125,6 +129,7 @@ class Overlay:
         return any(above in self._made for above in (path, *map(str, pathlib.PurePath(path).parents)))
 
     def _check(self, path: str, name: Any) -> None:
+        __tracebackhide__ = True
         if path in self._gone and path not in self._written:
             raise _error(errno.ENOENT, name)
 
@@ -134,34 +139,38 @@ class Overlay:
 
     # Functions of `os`
 
-    def open(self, plain: Any, path: str, name: Any, flags: int, *args: Any) -> int:
+    def open(self, plain: Any, path: str, name: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         """Stand in for `os.open`."""
+        __tracebackhide__ = True
         if not flags & _OPENED_TO_WRITE:
             self._check(path, name)
-            opened: int = plain(self._written.get(path, name), flags, *args)
+            opened: int = plain(self._written.get(path, name), flags, *args, **kwargs)
         elif flags & os.O_EXCL and path not in self._written and path not in self._gone:
-            opened = plain(name, flags, *args)  # a file of a name that nobody has, such as a temporary one
+            opened = plain(name, flags, *args, **kwargs)  # a file of a name that nobody has, such as a temporary one
             self._note_made(path)
         else:
             mode = "x" if flags & os.O_EXCL else "w" if flags & os.O_TRUNC else "a"
             exists = flags & os.O_CREAT or os.path.exists(path)
             place = self.place(path, name, mode if exists else "r+")
-            opened = plain(place, flags if place is name else flags | os.O_CREAT, *args)
+            opened = plain(place, flags if place is name else flags | os.O_CREAT, *args, **kwargs)
         return opened
 
     def ask(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for functions that only read: `os.stat` and the like."""
+        __tracebackhide__ = True
         if path not in self._written:
             self._check(path, name)
         return plain(self._written.get(path, name), *args, **kwargs)
 
     def access(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> bool:
         """Stand in for `os.access`, which never raises."""
+        __tracebackhide__ = True
         there = path in self._written or path not in self._gone
         return there and bool(plain(self._written.get(path, name), *args, **kwargs))
 
     def mark(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for functions that change what is known about a file: `os.chmod`, `os.utime`."""
+        __tracebackhide__ = True
         place = self._written.get(path)
         if place is None and self._is_made(path):
             plain(name, *args, **kwargs)
@@ -172,14 +181,16 @@ class Overlay:
 
     def list(self, plain: Any, path: str, name: Any = ".") -> list[Any]:
         """Stand in for `os.listdir`."""
+        __tracebackhide__ = True
         self._check(path, name)
         real = [os.fsdecode(entry) for entry in plain(name)]
         names = [entry for entry in real if os.path.join(path, entry) not in self._gone]
         names += self._written_in(path) - set(names)
         return [os.fsencode(entry) for entry in names] if isinstance(name, bytes) else names
 
-    def scan(self, plain: Any, path: str, name: Any = ".") -> _Entries:
+    def scan(self, plain: Any, path: str, name: Any = ".") -> Entries:
         """Stand in for `os.scandir`."""
+        __tracebackhide__ = True
         self._check(path, name)
         written = self._written_in(path)
         with plain(name) as found:
@@ -188,23 +199,25 @@ class Overlay:
                 for entry in found
                 if (text := os.fsdecode(entry.name)) not in written and os.path.join(path, text) not in self._gone
             ]
-        return _Entries([*entries, *(_Entry(name, path, text) for text in sorted(written))])
+        return Entries([*entries, *(Entry(name, path, text) for text in sorted(written))])
 
     def _written_in(self, path: str) -> set[str]:
         return {os.path.basename(file) for file in self._written if os.path.dirname(file) == path}
 
-    def make(self, plain: Any, path: str, name: Any, *args: Any) -> None:
+    def make(self, plain: Any, path: str, name: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for `os.mkdir`."""
+        __tracebackhide__ = True
         if path in self._written:
             raise _error(errno.EEXIST, name)
         if path in self._gone and os.path.isdir(os.path.dirname(path)) and _is_really(stat.S_ISDIR, path):
             self._gone.discard(path)  # what was in it stays hidden
         else:
-            plain(name, *args)
+            plain(name, *args, **kwargs)
             self._note_made(path)
 
     def remove(self, plain: Any, path: str, name: Any) -> None:
         """Stand in for `os.remove` and `os.rmdir`."""
+        __tracebackhide__ = True
         folder = plain.__name__ == "rmdir"
         if folder and os.path.isdir(path) and os.listdir(path):
             raise _error(errno.ENOTEMPTY, name)
@@ -225,6 +238,7 @@ class Overlay:
 
     def rename(self, path: str, name: Any, target: str, to: Any) -> None:
         """Stand in for `os.rename` and `os.replace`."""
+        __tracebackhide__ = True
         if not os.path.lexists(path) or not os.path.isdir(os.path.dirname(target)):
             raise _error(errno.ENOENT, name)
         if os.path.isdir(path) and path not in self._written:
@@ -246,6 +260,7 @@ class Overlay:
 
     def _rename_folder(self, path: str, name: Any, target: str) -> None:
         """Rename a folder that the code has made, with what lies elsewhere of its content."""
+        __tracebackhide__ = True
         if path not in self._made or _is_really(bool, target):
             what = "rename or move a file, not a folder that was there before, or do that outside the cell"
             raise UnavailableError(f"a prediction cannot rename the folder {os.fspath(name)!r}; {what}")
@@ -259,6 +274,7 @@ class Overlay:
 
     def symlink(self, text: str, path: str, name: Any) -> None:
         """Stand in for `os.symlink`: a link that is in our folder only."""
+        __tracebackhide__ = True
         self._check_new(path, name)
         fresh = self._fresh()
         _symlink(text, fresh)
@@ -266,12 +282,14 @@ class Overlay:
 
     def link(self, path: str, name: Any, target: str, to: Any) -> None:
         """Stand in for `os.link`: another name for the same content."""
+        __tracebackhide__ = True
         self._check_new(target, to)
         if not os.path.exists(path):
             raise _error(errno.ENOENT, name)
         self._written[target] = self._written.get(path, path)
 
     def _check_new(self, path: str, name: Any) -> None:
+        __tracebackhide__ = True
         if os.path.lexists(path):
             raise _error(errno.EEXIST, name)
         if not os.path.isdir(os.path.dirname(path)):
@@ -279,66 +297,9 @@ class Overlay:
 
     def truncate(self, plain: Any, path: str, name: Any, length: int) -> None:
         """Stand in for `os.truncate`."""
+        __tracebackhide__ = True
         made = path not in self._written and self._is_made(path)
         plain(name if made else self.place(path, name, "r+"), length)
-
-
-class _Entry:
-    """An entry of a folder, like those of `os.scandir`."""
-
-    def __init__(self, folder: Any, path: str, name: str) -> None:
-        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
-        self.path = self.name if isinstance(folder, int) else os.path.join(os.fspath(folder), self.name)
-        self._path = os.path.join(path, name)
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISREG, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self._path)
-
-    def is_junction(self) -> bool:
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self._path, follow_symlinks=follow_symlinks)
-
-    def _is(self, kind: Callable[[int], bool], follow_symlinks: bool) -> bool:
-        try:
-            return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)
-        except FileNotFoundError:
-            return False
-
-
-class _Entries:
-    """What `os.scandir` returns: an iterator, and a context."""
-
-    def __init__(self, entries: Iterable[Any]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._entries = iter(())
 
 
 def _is_really(kind: Callable[[int], bool], path: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
 import pathlib
+import pickle
 import shutil
+import sqlite3
 import tempfile
 
 import pytest
@@ -134,12 +137,57 @@ def test_other_ways_to_write_and_read():
     predict(code)
 
 
+def test_databases():
+    """An existing one is copied first, so that the rows of real runs can be read."""
+    with contextlib.closing(sqlite3.connect("runs.db")) as runs:
+        runs.execute("create table runs (loss)")
+        runs.commit()
+
+    def code():
+        for name in ("runs.db", pathlib.Path("new.db"), ":memory:"):
+            with contextlib.closing(sqlite3.connect(name)) as runs:
+                runs.execute("create table if not exists runs (loss)")
+                runs.execute("insert into runs values (1)")
+                runs.commit()
+                assert runs.execute("select * from runs").fetchall() == [(1,)]
+        with pytest.raises(sqlite3.OperationalError, match="unable to open database file"):
+            sqlite3.connect("none/runs.db")
+
+    for _ in range(2):
+        predict(code)
+    with contextlib.closing(sqlite3.connect("runs.db")) as runs:
+        assert runs.execute("select * from runs").fetchall() == []
+    os.remove("runs.db")
+
+
+def test_functions_can_be_handed_to_other_processes():
+    """They are pickled by their names."""
+
+    def code():
+        for function in (os.remove, open, torch.save, sqlite3.connect):
+            assert pickle.loads(pickle.dumps(function)) is function
+
+    predict(code)
+
+
+def test_what_other_packages_of_pytorch_write():
+    """They write archives with PyTorch's own writer."""
+
+    def code():
+        writer = torch._C.PyTorchFileWriter("archive")
+        writer.write_record("record", b"abc", 3)
+        writer.write_end_of_file()
+        assert torch._C.PyTorchFileReader("archive").get_record("record") == b"abc"
+
+    predict(code)
+
+
 def test_folders_that_are_made_do_not_stay(folder):
     """They are there meanwhile, can be renamed with what is in them, and are made again in the next run."""
 
     def code(size=1):
-        os.mkdir("a")
-        os.makedirs("b/c/d")
+        os.mkdir(path="a", mode=0o700)
+        os.makedirs(name="b/c/d", exist_ok=True)
         os.makedirs("b", exist_ok=True)
         pathlib.Path("e/f").mkdir(parents=True)
         with pytest.raises(FileExistsError):
