@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import os
 import pathlib
 import pickle
@@ -43,13 +44,14 @@ class Contents:
 
     Attributes:
         complete: whether all was remembered, not only the first `MOST`.
-        tensors, arrays: the tensors and the NumPy arrays that were met.
+        tensors, arrays, files: the tensors, the NumPy arrays and the files that were met.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.complete = True
         self.tensors: list[torch.Tensor] = []
         self.arrays: list[Any] = []
+        self.files: list[Any] = []
         self._kept: list[tuple[Any, Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = []
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], Any]] = []
         self._walk(roots)
@@ -96,6 +98,8 @@ class Contents:
             self.tensors.append(item)
         elif isinstance(item, _numpy("ndarray")):
             self.arrays.append(item)
+        elif isinstance(item, io.IOBase):
+            self.files.append(item)
         elif isinstance(item, types.GeneratorType):
             self._generators.append((item, _place(item)))
 

@@ -95,6 +95,12 @@ class Files:
             patches.set(numpy._file_openers, "_file_openers", {**openers, None: builtins.open})
 
     @property
+    def open(self) -> Callable[..., Any]:
+        """Return what stands for `open`."""
+        function: Callable[..., Any] = builtins.open
+        return function
+
+    @property
     def unsaved(self) -> tuple[str, ...]:
         """Return the files that `torch.save` was to write."""
         return self._overlay.unsaved

@@ -145,6 +145,8 @@ class Overlay:
         if not flags & _OPENED_TO_WRITE:
             self._check(path, name)
             opened: int = plain(self._written.get(path, name), flags, *args, **kwargs)
+        elif flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name, and the path is that of a folder
+            opened = plain(name, flags, *args, **kwargs)
         elif flags & os.O_EXCL and path not in self._written and path not in self._gone:
             opened = plain(name, flags, *args, **kwargs)  # a file of a name that nobody has, such as a temporary one
             self._note_made(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from jupyter_gpumem.finishing import uninterrupted
+from jupyter_gpumem.finishing import run_all, uninterrupted
 
 from . import session
 from .files import Files
@@ -112,6 +112,8 @@ class Trials:
                     self._undo.stand_in(gpu.memory)
                 files = Files(patches)
                 self._undo.exchange(files.instead)
+                with uninterrupted():
+                    self._undo.open_files.set_aside(files.open)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", VirtualValueWarning)
@@ -132,10 +134,11 @@ class Trials:
             )
 
     def _put_back(self, patches: Patches, not_undone: list[str]) -> None:
-        with uninterrupted():  # a second Ctrl-C comes when all is as it was
-            patches.undo()
-            with _without_modes():
-                not_undone += self._undo.restore()
+        files, undo = self._undo.open_files, self._undo
+        with uninterrupted(), _without_modes():  # a second Ctrl-C comes when all is as it was
+            run_all(
+                (lambda: not_undone.extend(files.restore()), patches.undo, lambda: not_undone.extend(undo.restore()))
+            )
 
 
 def _without_modes() -> contextlib.AbstractContextManager[object]:

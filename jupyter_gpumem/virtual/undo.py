@@ -15,8 +15,9 @@ import torch
 
 from jupyter_gpumem.units import GiB, MiB
 
-from . import known
+from . import known, opened
 from .containers import Contents
+from .opened import OpenFiles
 from .settings import Settings
 from .storages import BACKEND, new_storage
 
@@ -47,11 +48,12 @@ class Undo:
     Attributes:
         tensors: all tensors of the process that are kept.
         optimizers: all optimizers.
+        open_files: files that are open.
         notes: what cannot be put back whatever happens, a sentence each.
     """
 
     def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
-        tensors, others = _alive()
+        tensors, others, files = _alive()
         self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
         self._contents = Contents(
             [*reaches, *others, *_global_hooks(), sys.path, sys.argv, torch._tensor_str.PRINT_OPTS]
@@ -71,6 +73,7 @@ class Undo:
         self._swaps = _Swaps(self.tensors, patches)
         self._values = _Values(self.tensors, self._contents.arrays)
         self._settings = Settings()
+        self.open_files = OpenFiles(self._contents.files, files)
         self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
 
     def exchange(self, instead: Mapping[int, Any]) -> None:
@@ -237,11 +240,12 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
-def _alive() -> tuple[dict[int, torch.Tensor], list[Any]]:
-    """Return the tensors of this process by id, and its modules, optimizers and the like."""
+def _alive() -> tuple[dict[int, torch.Tensor], list[Any], list[Any]]:
+    """Return the tensors of this process by id, its modules, optimizers and the like, and its files."""
     tensors: dict[int, torch.Tensor] = {}
     others: list[Any] = []
-    kinds: dict[type, int] = {}
+    files: list[Any] = []
+    kinds: dict[type, int] = dict.fromkeys(opened.KINDS, 3)
     owners = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
     for item in gc.get_objects():
         kind = type(item)
@@ -252,7 +256,9 @@ def _alive() -> tuple[dict[int, torch.Tensor], list[Any]]:
             tensors[id(item)] = item
         elif found == 2:
             others.append(item)
-    return tensors, others
+        elif found == 3:
+            files.append(item)
+    return tensors, others, files
 
 
 def _plain_tensor(tensor: torch.Tensor) -> bool:

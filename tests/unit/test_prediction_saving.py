@@ -280,6 +280,9 @@ def test_a_file_that_is_replaced_in_one_step_is_as_before():
     """A temporary file beside it, which is made for real, takes its place only meanwhile."""
 
     def code():
+        with tempfile.TemporaryFile(dir="data") as file, tempfile.SpooledTemporaryFile(1, dir="data") as spooled:
+            file.write(b"x")
+            spooled.write(b"xx")
         handle, name = tempfile.mkstemp(dir=".")
         with open(handle, "w") as file:
             file.write("new")
@@ -296,6 +299,18 @@ def test_a_file_that_is_replaced_in_one_step_is_as_before():
         assert pathlib.Path("kept.txt").read_text() == "newer still"
 
     predict(code)
+
+
+def test_a_folder_for_files_without_names_stays(folder):
+    """It is what the system is asked to open for such a file."""
+    (folder / "empty").mkdir()
+
+    def code():
+        with tempfile.TemporaryFile(dir="empty") as file:
+            file.write(b"x")
+
+    assert predict(code).not_undone == ()
+    (folder / "empty").rmdir()
 
 
 def test_a_failing_prediction_leaves_no_file_either():
