@@ -30,7 +30,7 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-_LEFT_ALONE = (types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
+_LEFT_ALONE = (types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 
 
 class Contents:
@@ -105,7 +105,11 @@ class Contents:
 
 
 def _is_left_alone(item: Any) -> bool:
-    return isinstance(item, _LEFT_ALONE) or (isinstance(item, type) and item.__module__ != "__main__")
+    if isinstance(item, type):
+        return not _is_users(item.__module__)
+    if isinstance(item, types.ModuleType):
+        return not _is_users(item.__name__)
+    return isinstance(item, _LEFT_ALONE)
 
 
 def _held(before: Any) -> Iterable[Any]:
@@ -140,11 +144,21 @@ def _of_the_user(kind: type) -> bool:
     """Whether objects of a class are the user's: their own classes, and PyTorch's."""
     if issubclass(kind, _TORCH_OBJECTS) or kind in {types.SimpleNamespace, types.FunctionType}:
         return True
-    name = kind.__module__
-    if name == "__main__" or name.partition(".")[0] == "torch":
-        return True
-    path = getattr(sys.modules.get(name), "__file__", None)
-    return path is not None and not path.startswith((_STANDARD, _OURS)) and not _is_installed(name, path)
+    return kind.__module__.partition(".")[0] == "torch" or _is_users(kind.__module__)
+
+
+def modules_of_the_user() -> list[types.ModuleType]:
+    """Return the modules that are neither Python's nor installed."""
+    modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
+    return [module for module in modules if _is_users(module.__name__)]
+
+
+def _is_users(name: str) -> bool:
+    """Whether a module is the user's, by its name."""
+    path = vars(sys.modules.get(name, types)).get("__file__")
+    if name == "__main__" or not isinstance(path, str):
+        return name == "__main__"
+    return not path.startswith((_STANDARD, _OURS)) and not _is_installed(name, path)
 
 
 def _is_installed(name: str, path: str) -> bool:
@@ -258,6 +272,20 @@ def _write_class(kind: type, before: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
+def _read_module(module: types.ModuleType) -> dict[str, Any]:
+    return dict(vars(module))
+
+
+def _write_module(module: types.ModuleType, before: dict[str, Any]) -> None:
+    """Put the names of a module back; a part of it that was imported meanwhile stays one, as it stays imported."""
+    parts = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in before and isinstance(value, types.ModuleType) and value.__name__ == f"{module.__name__}.{name}"
+    }
+    _write_dict(vars(module), before | parts)
+
+
 def _read_numpy_generator(generator: Any) -> bytes:
     return pickle.dumps(generator.bit_generator.state)
 
@@ -300,6 +328,7 @@ _KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] 
     (types.FunctionType, _read_function, _write_function),
     (functools.partial, _read_partial, _write_partial),
     (type, _read_class, _write_class),
+    (types.ModuleType, _read_module, _write_module),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
 )

@@ -16,7 +16,7 @@ import torch
 from jupyter_gpumem.units import GiB, MiB
 
 from . import known, opened
-from .containers import Contents
+from .containers import Contents, modules_of_the_user
 from .opened import OpenFiles
 from .settings import Settings
 from .storages import BACKEND, new_storage
@@ -56,7 +56,15 @@ class Undo:
         tensors, others, files = _alive()
         self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
         self._contents = Contents(
-            [*reaches, *others, *_global_hooks(), sys.path, sys.argv, torch._tensor_str.PRINT_OPTS]
+            [
+                *reaches,
+                *modules_of_the_user(),
+                *others,
+                *_global_hooks(),
+                sys.path,
+                sys.argv,
+                torch._tensor_str.PRINT_OPTS,
+            ]
         )
         for tensor in self._contents.tensors:
             tensors.setdefault(id(tensor), tensor)
