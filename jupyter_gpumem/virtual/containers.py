@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     _Way = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
+    _Kept = tuple[Any, Any, Callable[[Any], Any], Callable[[Any, Any], Any]]
 
 MOST = 200_000
 """So many objects are remembered."""
@@ -52,15 +53,22 @@ class Contents:
         self.tensors: list[torch.Tensor] = []
         self.arrays: list[Any] = []
         self.files: list[Any] = []
-        self._kept: list[tuple[Any, Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = []
+        self._kept: list[_Kept] = []
+        self._exchanging: list[_Kept] | None = None
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], Any]] = []
         self._walk(roots)
 
     def exchange(self, instead: Mapping[int, Any]) -> None:
-        """Put other objects in the place of some, by their ids, until `restore`."""
-        for owner, before, _, write in self._kept:
-            if any(id(item) in instead for item in _held(before)):
-                write(owner, _exchanged(before, instead))
+        """Put other objects in the place of some, by their ids, until `restore`; of the same ones each time."""
+        if self._exchanging is None:
+            others = set(map(id, instead.values()))  # which may hold what they stand for
+            self._exchanging = [
+                kept
+                for kept in self._kept
+                if id(kept[0]) not in others and any(id(item) in instead for item in _held(kept[1]))
+            ]
+        for owner, before, _, write in self._exchanging:
+            write(owner, _exchanged(before, instead))
 
     def restore(self) -> list[str]:
         """Put back what was changed; returns a sentence for each thing that cannot be."""

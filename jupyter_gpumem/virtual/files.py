@@ -18,7 +18,7 @@ from .overlay import DEVICES, Overlay
 from .storages import BACKEND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from .patches import Patches
 
@@ -37,24 +37,27 @@ class Files:
     afterwards; see `Overlay`. Names that any module, or the user, has for these functions stand for ours meanwhile.
 
     A module that is imported meanwhile may keep what it finds (`from torch import save`): afterwards that is as plain
-    as what it stands for.
+    as what it stands for, and in the next prediction it is harmless again.
 
     Args:
         patches: where they are replaced; its undoing throws away what was written.
+        names: finds the names that modules have for them.
 
     Attributes:
         instead: what stands for each function, by the id of that.
         notes: afterwards a sentence for each thing that stays.
     """
 
-    def __init__(self, patches: Patches) -> None:
+    def __init__(self, patches: Patches, names: BoundNames) -> None:
         self.notes: list[str] = []
         self.instead: dict[int, Any] = {}
         self._over = False
+        self._acted: list[tuple[int, Any]] = []
         self._overlay = overlay = Overlay(builtins.open)
         patches.on_undo(self._throw_away)
         self._replace(builtins.open, self._open)
-        self._replace(io.FileIO, _file_io(self._place))
+        self.instead[id(_FileIO)] = _FileIOHere
+        self._act(_FileIO, self._place)
         instead: dict[str, Callable[..., Any]] = {
             "open": overlay.open,
             "stat": overlay.ask,
@@ -87,8 +90,9 @@ class Files:
         self._replace(torch.load, self._load)
         if sqlite := sys.modules.get("_sqlite3"):
             self._replace(sqlite.connect, self._connect)
-        for owner, name, ours in _bound(self.instead):
-            patches.set(owner, name, ours)
+        for owner, name, key in names.find(self.instead):
+            ours = self.instead[key]
+            patches.set(owner, name, staticmethod(ours) if isinstance(owner, type) else ours)
         numpy: Any = sys.modules.get("numpy.lib._datasource")
         if numpy is not None:  # numpy.savetxt has its own; asking for the keys loads the others
             openers = {key: numpy._file_openers[key] for key in numpy._file_openers.keys()}  # noqa: SIM118
@@ -107,18 +111,12 @@ class Files:
 
     def _replace(self, plain: Any, ours: Callable[..., Any]) -> None:
         """Have a function called in place of a plain one, which it is given first, until it is over."""
-        if isinstance(plain, type):
-            self.instead[id(plain)] = ours
-            return
+        self.instead[id(plain)] = _stand_in(plain)
+        self._act(plain, ours)
 
-        @functools.wraps(plain)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            return plain(*args, **kwargs) if self._over else ours(plain, *args, **kwargs)
-
-        # Where a pickle finds it, which is what other processes are told of it by.
-        function.__module__ = _PUBLIC.get(plain.__module__, plain.__module__)
-        self.instead[id(plain)] = function
+    def _act(self, plain: Any, ours: Callable[..., Any]) -> None:
+        self._acted.append((id(plain), _acting.get(id(plain))))
+        _acting[id(plain)] = ours
 
     def _of_one_path(self, plain: Any, ours: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
         def function(_: Any, path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
@@ -230,6 +228,11 @@ class Files:
 
     def _throw_away(self) -> None:
         self._over = True
+        for key, before in reversed(self._acted):
+            if before is None:
+                del _acting[key]
+            else:
+                _acting[key] = before
         self.notes += self._overlay.close()
 
 
@@ -237,32 +240,72 @@ def _path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
-def _file_io(place: Callable[[Any, str], Any]) -> type:
-    """Return a class like `io.FileIO`, of which the files of `open` are instances too."""
+class BoundNames:
+    """The names that modules have for functions, and those that Python's own paths have for them; looked for once."""
 
-    class Kind(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, _FileIO)
+    def __init__(self) -> None:
+        self._found: list[tuple[Any, str, int]] | None = None
 
-    class FileIO(_FileIO, metaclass=Kind):  # type: ignore[metaclass]
-        def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
-            super().__init__(place(file, mode) if opener is None else file, mode, closefd, opener)
+    def find(self, functions: Container[int]) -> list[tuple[Any, str, int]]:
+        """Return each with its owner and the function's id.
 
-    return FileIO
+        Args:
+            functions: their ids.
+        """
+        if self._found is None:
+            self._found = [*_in_modules(functions), *_in_paths(functions)]
+        return self._found
+
+
+def _in_modules(functions: Container[int]) -> Iterator[tuple[Any, str, int]]:
+    for module_name, module in list(sys.modules.items()):
+        if module_name in _UNTOUCHED or module_name.partition(".")[0] == _OURS:
+            continue
+        if isinstance(module, types.ModuleType):
+            for name, key in [(name, id(value)) for name, value in vars(module).items() if id(value) in functions]:
+                yield module, name, key
+
+
+def _in_paths(functions: Container[int]) -> Iterator[tuple[Any, str, int]]:
+    for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):  # Python 3.10, 3.13
+        for name, value in list(vars(kind or object).items()):
+            if isinstance(value, staticmethod) and id(value.__func__) in functions:
+                yield kind, name, id(value.__func__)
+
+
+# What stands for a function, for the life of the process: modules may keep it, and it is found there by its id
+
+_standing: dict[int, Callable[..., Any]] = {}
+_acting: dict[int, Callable[..., Any]] = {}
+"""What each of them does now, by the id of what it stands for; nothing but that where there is no prediction."""
+
+
+def _stand_in(plain: Any) -> Callable[..., Any]:
+    if id(plain) not in _standing:
+
+        @functools.wraps(plain)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            ours = _acting.get(id(plain))
+            return plain(*args, **kwargs) if ours is None else ours(plain, *args, **kwargs)
+
+        # Where a pickle finds it, which is what other processes are told of it by.
+        function.__module__ = _PUBLIC.get(plain.__module__, plain.__module__)
+        _standing[id(plain)] = function
+    return _standing[id(plain)]
 
 
 _FileIO = io.FileIO
 
 
-def _bound(functions: dict[int, Any]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield every name that a module has for some functions, and those of Python's own paths, with what it becomes."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name in _UNTOUCHED or module_name.partition(".")[0] == _OURS:
-            continue
-        if isinstance(module, types.ModuleType):
-            for name in [name for name, value in list(vars(module).items()) if id(value) in functions]:
-                yield module, name, functions[id(vars(module)[name])]
-    for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):  # Python 3.10, 3.13
-        for name, value in list(vars(kind or object).items()):
-            if isinstance(value, staticmethod) and id(value.__func__) in functions:
-                yield kind, name, staticmethod(functions[id(value.__func__)])
+class _Kind(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _FileIO)  # as the files of `open` are
+
+
+class _FileIOHere(_FileIO, metaclass=_Kind):  # type: ignore[metaclass]
+    """Stands for `io.FileIO`."""
+
+    def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+        place = _acting.get(id(_FileIO))
+        super().__init__(file if place is None or opener is not None else place(file, mode), mode, closefd, opener)

@@ -12,7 +12,7 @@ import torch
 from jupyter_gpumem.finishing import run_all, uninterrupted
 
 from . import session
-from .files import Files
+from .files import BoundNames, Files
 from .memory import VirtualMemory
 from .parts import Parts, Tape
 from .patches import Patches
@@ -76,6 +76,7 @@ class Trials:
     ) -> None:
         self._cards, self._reaches, self._code, self._settings = cards, list(reaches), code, settings
         self._beside = beside
+        self._names = BoundNames()
         self._gpu: session.VirtualGpu
         self._undo: Undo
 
@@ -110,7 +111,7 @@ class Trials:
             try:
                 with _without_modes():
                     self._undo.stand_in(gpu.memory)
-                files = Files(patches)
+                files = Files(patches, self._names)
                 self._undo.exchange(files.instead)
                 with uninterrupted():
                     self._undo.open_files.set_aside(files.open)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import functools
+import io
 import os
 import sys
 import tarfile
@@ -117,6 +118,30 @@ def test_what_else_has_the_functions():
     assert calls == (os.remove,) * len(calls)
     assert default.__defaults__ == (os.remove,)
     assert default.__kwdefaults__ == {"again": os.remove}
+
+
+def test_what_a_module_has_bound_in_one_prediction_is_harmless_in_the_next(monkeypatch):
+    """It was imported then, and has what stood for the functions; in between it has what they are."""
+    helper = types.ModuleType("gpumem_late_helper")
+    monkeypatch.setitem(sys.modules, helper.__name__, helper)
+
+    def import_it():
+        helper.remove, helper.opened, helper.FileIO = os.remove, open, io.FileIO
+
+    def use_it():
+        helper.remove("a")
+        with helper.opened("a", "w") as file:
+            file.write("other")
+        with helper.FileIO("b", "w") as file:
+            file.write(b"other")
+
+    predict(import_it)
+    predict(use_it)
+    with helper.opened("new", "w") as file, helper.FileIO("newer", "w"):
+        file.write("new")
+    assert sorted(os.listdir()) == ["a", "b", "c", "empty", "full", "new", "newer"]
+    for name in ("new", "newer"):
+        helper.remove(name)
 
 
 def test_they_are_put_back_after_errors():
