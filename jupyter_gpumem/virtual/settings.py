@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import functools
 import gc
@@ -71,7 +72,7 @@ class Settings:
 
     def restore(self) -> None:
         """Put everything back."""
-        run_all(functools.partial(write, before) for read, write, before in self._before if not _is(read, before))
+        run_all(functools.partial(_restore, *setting) for setting in self._before)
 
 
 class SignalHandlers:
@@ -99,11 +100,12 @@ def _readable(settings: Iterator[_Setting]) -> Iterator[_Setting]:
             yield read, write
 
 
-def _is(read: Callable[[], Any], before: Any) -> bool:
-    try:
-        return bool(read() == before)
-    except (RuntimeError, ValueError):  # flags that contradict each other, or arrays, which have no one answer
-        return False
+def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: Any) -> None:
+    # Flags that contradict each other, arrays, which have no one answer, a folder that is gone: to be written.
+    with contextlib.suppress(RuntimeError, ValueError, OSError):
+        if read() == before:
+            return
+    write(before)
 
 
 def _settings() -> Iterator[_Setting]:

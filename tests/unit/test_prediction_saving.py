@@ -208,6 +208,20 @@ def test_folders_that_are_made_do_not_stay(folder):
     assert need.unsaved == ("step-1/c/x.pt",) or need.unsaved == (str(folder / "step-1/c/x.pt"),)
 
 
+def test_a_folder_that_is_made_and_worked_in():
+    """The folder is gone while the one before is looked for."""
+
+    def code():
+        os.makedirs("a/b")
+        os.chdir("a/b")
+        torch.save(1, "x.pt")
+        assert os.listdir() == ["x.pt"]
+
+    before = os.getcwd()
+    predict(code)
+    assert os.getcwd() == before
+
+
 def test_a_folder_into_which_others_have_written_stays(folder):
     """What did not go through Python is not removed, and the result names the folder."""
 
