@@ -71,18 +71,24 @@ def _predicted(
 
     lines = ["", *([""] * above), *code.splitlines()]
     reaches = [namespace] if local_ns is None else [namespace, local_ns]
-    result = forecast(
-        Code(
-            run,
-            prepared.file,
-            reaches,
-            lambda number: lines[number] if number < len(lines) else "",
-            batch=None if batch is None else (options.batch, batch.value()),
-            quietly=_captured,
-        ),
-        options.gpu,
-        options.runs,
-    )
+    auto, free = session.cells.auto, session.errors.free
+    try:
+        result = forecast(
+            Code(
+                run,
+                prepared.file,
+                reaches,
+                lambda number: lines[number] if number < len(lines) else "",
+                batch=None if batch is None else (options.batch, batch.value()),
+                quietly=_captured,
+            ),
+            options.gpu,
+            options.runs,
+        )
+    finally:
+        session.cells.auto = auto
+        if session.errors.free != free:
+            session.errors.free = free
     return deliver(session, options, result)
 
 

@@ -171,6 +171,13 @@ def test_beside_the_sessions_virtual_gpu(cells):
     assert session.active().cards[0].name == "T4"
 
 
+def test_what_the_cell_switches_on_is_off_afterwards(cells):
+    """Our own settings are put back as all others are."""
+    before = cells("%gpumem_auto").texts
+    assert cells("%%gpumem_predict -q\n%gpumem_auto on --free-errors on").error is None
+    assert cells("%gpumem_auto").texts == before
+
+
 def test_under_another_magic(cells):
     """`%%time` above it works, and so does a cell magic below that is none of ours."""
     outcome = cells("%%time\n%%gpumem_predict -q -v r\nx = torch.ones(2**18, device='cuda')")
