@@ -31,6 +31,9 @@ _SMALL = MiB
 _PART_OF_HOST, _MOST = 0.25, 4 * GiB
 """So much of the free host memory may be taken for copies of values, and no more than this."""
 
+_MOST_OF_A_FILE = 256 * MiB
+"""The values of a larger file that an array is mapped from are not read to be copied: that would take long."""
+
 _raw_device = torch._C.TensorBase.device.__get__
 _raw_data = torch._C.TensorBase.data
 _set = torch.ops.aten.set_.source_Storage_storage_offset
@@ -214,9 +217,10 @@ class _Values:
             self._copies[key] = (storage, storage.clone())
         self._arrays = []
         for array in sorted(arrays, key=lambda array: array.nbytes):
-            room -= array.nbytes
-            if room >= 0 and array.flags.writeable and type(array).__name__ != "memmap":
-                self._arrays.append((array, array.copy()))
+            if array.flags.writeable and not (_is_mapped(array) and array.nbytes > _MOST_OF_A_FILE):
+                room -= array.nbytes
+                if room >= 0:
+                    self._arrays.append((array, array.copy()))
 
     def restore(self, states: Iterable[_TensorState]) -> list[str]:
         """Write the values back of all that was written to."""
@@ -236,8 +240,13 @@ class _Values:
             if key in written or (values.nbytes() <= _SMALL and not torch.equal(_bytes(storage), _bytes(values))):
                 storage.copy_(values)
         for array, values in self._arrays:
-            array[...] = values
+            if not (_is_mapped(array) and array.tobytes() == values.tobytes()):  # else its file would be written anew
+                array[...] = values
         return [f"{lost} CPU tensors, too large to be copied before, were written to in place"] if lost else []
+
+
+def _is_mapped(array: Any) -> bool:
+    return type(array).__name__ == "memmap"
 
 
 def _on_host(tensor: torch.Tensor) -> bool:

@@ -89,6 +89,26 @@ def test_a_file_that_is_read_stands_where_it_stood():
         assert file.read() == "2\n3\n"
 
 
+def test_an_array_that_is_mapped_from_a_file():
+    """Placeholders that are stored in it would be in the file."""
+    numpy = pytest.importorskip("numpy")
+    numpy.arange(4.0).tofile("x.bin")
+    array = numpy.memmap("x.bin", dtype=numpy.float64)
+    before = os.stat("x.bin").st_mtime_ns
+
+    def code():
+        array[:] = torch.ones(4, device="cuda").cpu().numpy()
+        array.flush()
+        assert array.sum() == 0, "a placeholder"
+
+    predict(lambda: array.sum())
+    array.flush()
+    assert os.stat("x.bin").st_mtime_ns == before
+    predict(code)
+    array.flush()
+    assert numpy.fromfile("x.bin").tolist() == [0, 1, 2, 3]
+
+
 def test_a_file_that_is_closed_is_named():
     """Closing cannot be undone; its content is as before all the same."""
     file = open("log.txt", "w")  # noqa: SIM115
