@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import gc
 import io
-import os
-import pathlib
 import pickle
 import random
-import re
 import sys
 import types
 from collections import OrderedDict, deque
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .ownership import is_of_the_user, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 MOST = 200_000
 """So many objects are remembered."""
 
-_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _LEFT_ALONE = (types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 
 
@@ -113,11 +107,11 @@ class Contents:
 
 
 def _is_left_alone(item: Any) -> bool:
-    if isinstance(item, type):
-        return not _is_users(item.__module__)
-    if isinstance(item, types.ModuleType):
-        return not _is_users(item.__name__)
-    return isinstance(item, _LEFT_ALONE)
+    if isinstance(item, _LEFT_ALONE):
+        return True
+    if isinstance(item, (type, types.ModuleType)):
+        return not is_users(item.__module__ if isinstance(item, type) else item.__name__)
+    return False
 
 
 def _held(before: Any) -> Iterable[Any]:
@@ -143,46 +137,8 @@ def _ways(item: Any) -> Iterator[_Way]:
         if isinstance(item, _numpy("random", "Generator")):
             yield _read_numpy_generator, _write_numpy_generator
     kind: Any = type(item)
-    if type(getattr(item, "__dict__", None)) is dict and (isinstance(item, torch.Tensor) or _of_the_user(kind)):
+    if type(getattr(item, "__dict__", None)) is dict and (isinstance(item, torch.Tensor) or is_of_the_user(kind)):
         yield _read_attributes, _write_attributes
-
-
-@functools.lru_cache(maxsize=4096)
-def _of_the_user(kind: type) -> bool:
-    """Whether objects of a class are the user's: their own classes, and PyTorch's."""
-    if issubclass(kind, _TORCH_OBJECTS) or kind in {types.SimpleNamespace, types.FunctionType}:
-        return True
-    return kind.__module__.partition(".")[0] == "torch" or _is_users(kind.__module__)
-
-
-def modules_of_the_user() -> list[types.ModuleType]:
-    """Return the modules that are neither Python's nor installed."""
-    modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
-    return [module for module in modules if _is_users(module.__name__)]
-
-
-def _is_users(name: str) -> bool:
-    """Whether a module is the user's, by its name."""
-    path = vars(sys.modules.get(name, types)).get("__file__")
-    if name == "__main__" or not isinstance(path, str):
-        return name == "__main__"
-    return not path.startswith((_STANDARD, _OURS)) and not _is_installed(name, path)
-
-
-def _is_installed(name: str, path: str) -> bool:
-    """Whether a module was installed, into whatever folder (`pip install --target`): a kernel's own, above all."""
-    if _INSTALLED.search(path):
-        return True
-    above = name.count(".") + (os.path.basename(path).partition(".")[0] == "__init__")
-    folders = [str(folder) for folder in pathlib.Path(path).parents]
-    return above < len(folders) and name.partition(".")[0] in _installed_in(folders[above])
-
-
-@functools.cache
-def _installed_in(folder: str) -> frozenset[str]:
-    """Return the names of the modules and packages that were installed into a folder."""
-    files = (file for one in metadata.distributions(path=[folder]) for file in one.files or ())
-    return frozenset(file.parts[0].partition(".")[0] for file in files)
 
 
 def _same(now: Any, before: Any) -> bool:

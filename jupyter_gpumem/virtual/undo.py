@@ -16,8 +16,9 @@ import torch
 from jupyter_gpumem.units import GiB, MiB
 
 from . import known, opened
-from .containers import Contents, modules_of_the_user
+from .containers import Contents
 from .opened import OpenFiles
+from .ownership import modules_of_the_user
 from .settings import Settings
 from .storages import BACKEND, new_storage
 
