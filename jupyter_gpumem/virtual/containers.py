@@ -59,10 +59,10 @@ class Contents:
             self._exchanging = [
                 kept
                 for kept in self._kept
-                if id(kept[0]) not in others and any(id(item) in instead for item in _held(kept[1]))
+                if id(kept[0]) not in others and any(id(_unwrapped(item)) in instead for item in _held(kept[1]))
             ]
         for owner, before, _, write in self._exchanging:
-            write(owner, _exchanged(before, instead))
+            write(owner, _exchanged(owner, before, instead))
 
     def restore(self) -> list[str]:
         """Put back what was changed; returns a sentence for each thing that cannot be."""
@@ -77,6 +77,7 @@ class Contents:
 
     def _walk(self, roots: Iterable[Any]) -> None:
         seen: set[int] = set()
+        kinds: set[type] = set()
         todo = deque(roots)  # the nearest first: what is left out where there is too much lies deep
         while todo:
             item = todo.popleft()
@@ -84,6 +85,10 @@ class Contents:
                 continue
             seen.add(id(item))
             self._note(item)
+            kind = type(item)
+            if kind not in kinds:
+                kinds.add(kind)
+                todo.extend(kind.__mro__)
             for read, write in _ways(item):
                 if len(self._kept) >= MOST:
                     self.complete = False
@@ -121,10 +126,19 @@ def _held(before: Any) -> Iterable[Any]:
     return before if isinstance(before, (list, tuple, set)) else ()
 
 
-def _exchanged(before: Any, instead: Mapping[int, Any]) -> Any:
+def _exchanged(owner: Any, before: Any, instead: Mapping[int, Any]) -> Any:
+    if isinstance(owner, type):  # in which a function would become a method, as what it stands for does not
+        return {
+            name: staticmethod(instead[id(_unwrapped(value))]) if id(_unwrapped(value)) in instead else value
+            for name, value in before.items()
+        }
     if isinstance(before, dict):
         return {key: instead.get(id(value), value) for key, value in before.items()}
     return type(before)(instead.get(id(item), item) for item in before)
+
+
+def _unwrapped(item: Any) -> Any:
+    return item.__func__ if type(item) is staticmethod else item
 
 
 def _ways(item: Any) -> Iterator[_Way]:

@@ -269,8 +269,9 @@ def _in_modules(functions: Container[int]) -> Iterator[tuple[Any, str, int]]:
 def _in_paths(functions: Container[int]) -> Iterator[tuple[Any, str, int]]:
     for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):  # Python 3.10, 3.13
         for name, value in list(vars(kind or object).items()):
-            if isinstance(value, staticmethod) and id(value.__func__) in functions:
-                yield kind, name, id(value.__func__)
+            key = id(value.__func__ if isinstance(value, staticmethod) else value)
+            if key in functions:
+                yield kind, name, key
 
 
 # What stands for a function, for the life of the process: modules may keep it, and it is found there by its id

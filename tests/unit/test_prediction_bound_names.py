@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import functools
+import glob
 import io
 import os
+import pathlib
 import sys
 import tarfile
 import types
@@ -90,6 +92,7 @@ def test_what_else_has_the_functions():
 
     class Rotation:
         away = staticmethod(os.remove)
+        unlink = os.unlink
 
         def __init__(self):
             self.remove = os.remove
@@ -103,10 +106,11 @@ def test_what_else_has_the_functions():
         with pytest.raises(FileNotFoundError):
             again(path)
 
+    inside = dict(vars(Rotation))
     calls = (rotation.remove, table["remove"], steps[0], closed, space.remove, partial.func)
 
     def code():
-        for call in (rotation.remove, table["remove"], steps[0], closed, space.remove):
+        for call in (rotation.remove, rotation.away, rotation.unlink, table["remove"], steps[0], closed, space.remove):
             call("a")
             os.rename("b", "a")
             with open("b", "w") as file:
@@ -116,8 +120,30 @@ def test_what_else_has_the_functions():
 
     predict(code)
     assert calls == (os.remove,) * len(calls)
+    assert dict(vars(Rotation)) == inside
     assert default.__defaults__ == (os.remove,)
     assert default.__kwdefaults__ == {"again": os.remove}
+
+
+@pytest.mark.parametrize(("module", "name"), [(pathlib, "_NormalAccessor"), (glob, "_StringGlobber")])
+def test_what_paths_have_bound(monkeypatch, module, name):
+    """Those of Python 3.10, and the patterns of Python 3.13, have the functions in a class."""
+
+    class Accessor:
+        unlink, open = os.unlink, open
+        scandir = staticmethod(os.scandir)
+
+    monkeypatch.setattr(module, name, Accessor, raising=False)
+
+    def code():
+        Accessor().unlink("a")
+        with Accessor().open("b", "w") as file:
+            file.write("other")
+        assert sorted(entry.name for entry in Accessor().scandir(".")) == ["b", "c", "empty", "full"]
+
+    before = dict(vars(Accessor))
+    predict(code)
+    assert dict(vars(Accessor)) == before
 
 
 def test_what_a_module_has_bound_in_one_prediction_is_harmless_in_the_next(monkeypatch):
