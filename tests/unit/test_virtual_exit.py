@@ -78,8 +78,8 @@ signal.signal(signal.SIGALRM, interrupt)
 optimizer = torch.optim.AdamW(model.parameters())
 model(x).sum().backward(); optimizer.step()
 for number in range(300):
-    signal.setitimer(signal.ITIMER_REAL, 0.0003 + number * 1e-5)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + number * 1e-5)
         while True:
             model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
     except KeyboardInterrupt:
