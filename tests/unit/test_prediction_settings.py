@@ -62,10 +62,12 @@ def precisions():
 
 
 def change_precisions():
+    of = torch.backends
+    owners = of, of.cudnn, of.cudnn.conv, of.cudnn.rnn, of.cuda.matmul
+    wanted = ["tf32" if owner.fp32_precision != "tf32" else "ieee" for owner in owners]
     torch.set_float32_matmul_precision("medium" if torch.get_float32_matmul_precision() != "medium" else "high")
-    torch.backends.fp32_precision = "tf32"
-    torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    for owner, precision in zip(owners, wanted, strict=True):
+        owner.fp32_precision = precision
 
 
 def of_torch():
