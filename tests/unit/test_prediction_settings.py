@@ -233,7 +233,7 @@ def test_loggers_that_are_new_do_not_keep_what_they_were_given(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_interrupt_waits_until_all_is_as_before(monkeypatch):
+def test_a_second_interrupt_waits_until_all_is_as_before(ctrl_c, monkeypatch):
     """Ctrl-C is often pressed again while what the first one has stopped is put back."""
     before, folder, go, plain = sys.getrecursionlimit(), os.getcwd(), os.chdir, os.remove
 
