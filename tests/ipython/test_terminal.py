@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,10 @@ async def endless():
     await __import__("asyncio").sleep(600)
 devices.add_backend(fake)
 """
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background of a shell ignore it
 
 
 @pytest.fixture
@@ -49,6 +54,7 @@ def terminal(tmp_path):
         dimensions=(60, 160),
         encoding="utf-8",
         timeout=30,
+        preexec_fn=_heed_ctrl_c,
     )
     try:
         child.expect("In \\[1\\]:")
