@@ -1,6 +1,7 @@
 """How right what-if is: real runs of several workloads under several settings, and what each predicts of the others.
 
     python benchmarks/whatif_gpu.py record FOLDER     on a machine with a GPU: runs everything, saves the recordings
+    python benchmarks/whatif_gpu.py record FOLDER --programs      the same of the programs of `predict_cases`
     python benchmarks/whatif_gpu.py compare FOLDER... --json benchmarks/results/whatif-h200.json
 
 A folder holds what one seed (`WHATIF_SEED`) gave. `--again FOLDER` names the same runs as in the first folder made a
@@ -22,7 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
-from whatif_workloads import WORKLOADS
+from whatif_workloads import PROGRAMS, WORKLOADS
+
+ALL = WORKLOADS | PROGRAMS
 
 SETTINGS = {
     "default": "",
@@ -52,9 +55,9 @@ def main() -> None:
             command.add_argument("setting")
             command.add_argument("limit", type=int)
         if name == "record":
-            command.add_argument(
-                "--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="these workloads"
-            )
+            which = command.add_mutually_exclusive_group()
+            which.add_argument("--only", nargs="+", choices=ALL, default=list(WORKLOADS), help="these workloads")
+            which.add_argument("--programs", dest="only", action="store_const", const=list(PROGRAMS))
         if name == "compare":
             command.add_argument("--json", type=Path)
             command.add_argument("--again", type=Path, help="the runs of the first folder, made a second time")
@@ -66,29 +69,39 @@ def main() -> None:
 
 
 def record(options) -> None:
+    """Run every workload under every setting; one that fails under the default settings is left out."""
     options.folder.mkdir(parents=True, exist_ok=True)
+    failed = []
     for workloads, at_once in (
         ([w for w in options.only if w not in ALONE], AT_ONCE),
         ([w for w in options.only if w in ALONE], 1),
     ):
-        with ThreadPoolExecutor(at_once) as pool:
-            first = list(pool.map(lambda w: start(options.folder, w, "default", 0), workloads))
-            limits = {
-                w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for w, line in zip(workloads, first, strict=True)
-            }
-            rest = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in workloads]
-            list(pool.map(lambda job: start(options.folder, *job), rest))
+        first = start_all([(w, "default", 0) for w in workloads], options.folder, at_once)
+        limits = {w: int(CAPPED_TO * json.loads(line)["peak_reserved"]) for (w, *_), line in first.items() if line}
+        jobs = [(w, s, limits[w] if s == "cap" else 0) for s in SETTINGS if s != "default" for w in limits]
+        rest = start_all(jobs, options.folder, at_once)
+        failed += [f"{w} under {s}" for (w, s, _), line in (first | rest).items() if line is None]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def start(folder: Path, workload: str, setting: str, limit: int) -> str:
+def start_all(jobs: list[tuple], folder: Path, at_once: int) -> dict[tuple, str | None]:
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(jobs, pool.map(lambda job: start(folder, *job), jobs), strict=True))
+
+
+def start(folder: Path, workload: str, setting: str, limit: int) -> str | None:
+    """Run a workload in a process of its own, and return what it says of itself; `None` if it failed."""
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS[setting]}
     command = [sys.executable, __file__, "run", str(folder), workload, setting, str(limit)]
     began = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    took = f"{workload:28}{setting:12}{time.monotonic() - began:6.1f} s"
     if done.returncode:
-        raise SystemExit(f"{workload} under {setting}: {done.stderr[-2000:]}")
+        print(f"{took}  FAILED: {done.stderr[-2000:]}", flush=True)
+        return None
     line = done.stdout.strip().splitlines()[-1]
-    print(f"{workload:12}{setting:12}{time.monotonic() - began:6.1f} s  {line}", flush=True)
+    print(f"{took}  {line}", flush=True)
     return line
 
 
@@ -105,7 +118,7 @@ def run(options) -> None:
     path = options.folder / f"{options.workload}-{options.setting}.pickle.gz"
     with gm.record(path, stacks=False) as recorded:
         try:
-            result = WORKLOADS[options.workload](torch)
+            result = ALL[options.workload](torch)
         except torch.OutOfMemoryError:
             result = "ended by an out-of-memory error"
     stats = torch.cuda.memory_stats()
@@ -137,7 +150,7 @@ def compare(options) -> None:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         **about,
         "command": " ".join(["python", *sys.argv]),
-        "summary": together(sets),
+        "summary": summary_of_all(sets),
         "sets": sets,
     }
     if options.again:
@@ -155,7 +168,7 @@ def compare_set(folder) -> tuple[dict, dict]:
 
     recordings = {path.name.removesuffix(".pickle.gz"): gm.read_recording(path) for path in folder.glob("*.gz")}
     checks, pairs = {}, []
-    for workload in WORKLOADS:
+    for workload in ALL:
         real = {s: recordings[f"{workload}-{s}"] for s in SETTINGS if f"{workload}-{s}" in recordings}
         for source, recording in real.items():
             wanted = [target for target in real if target != "cap"]
@@ -211,7 +224,7 @@ def again(folder: Path, other: Path) -> dict:
     }
 
 
-def together(sets: dict) -> dict:
+def summary_of_all(sets: dict) -> dict:
     """Return the summary of all sets as if they were one."""
     checks = {f"{name}/{run}": check for name, found in sets.items() for run, check in found["checks"].items()}
     return summary(checks, [pair for found in sets.values() for pair in found["pairs"]])
@@ -290,7 +303,7 @@ def worst(pairs) -> float | None:
 def table(results: dict) -> str:
     lines = [f"{name:92}{value}" for name, value in results["summary"].items()]
     lines += [
-        f"{p['workload']:12}{p['recorded']:12}-> {p['predicted_for']:12}{p['percent']:+9.3f} %  "
+        f"{p['workload']:28}{p['recorded']:12}-> {p['predicted_for']:12}{p['percent']:+9.3f} %  "
         f"{p['difference']:+15,} B of {p['real']:,}  retries {p['retries']} ooms {p['ooms']}"
         f"{'' if p['whole'] else '  (a run ended early)'}{'' if p['same_requests'] else '  (other requests)'}"
         for p in results["pairs"]

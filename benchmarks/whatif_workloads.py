@@ -5,8 +5,11 @@ Each workload is given the module `torch` and returns a word on how it went. All
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+
+from predict_cases import CASES
 
 SEED = int(os.environ.get("WHATIF_SEED", "0"))
 """Another seed gives other lengths, sizes and orders: recordings that nothing was fitted to."""
@@ -124,3 +127,11 @@ def change(torch) -> str:
 WORKLOADS = {
     function.__name__: function for function in (cnn, generate, varlen, transformer, emptying, oom, streams, change)
 }
+
+
+def program(case, torch) -> str:  # noqa: ARG001 - it has torch itself
+    return f"{sum(1 for _ in case.function())} steps"
+
+
+PROGRAMS = {case.name: functools.partial(program, case) for case in CASES.values()}
+"""The programs of `predict_cases`: nothing in the model of the driver's addresses was chosen on any of them."""
