@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import devices
+from .allocator.environment import starting_settings
 from .arguments import check_function, check_text, check_whole, shown, whole
 from .batches import Search
 from .control.aside import aside
-from .control.environment import starting_settings
 from .errors import InvalidValueError, UnavailableError
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 from .virtual.turns import turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.allocator.environment import permanent_line, read_environment
 from jupyter_gpumem.allocator.keys import KEYS
 from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.arguments import check_flag
@@ -15,7 +16,6 @@ from jupyter_gpumem.units import format_bytes
 
 from .book import RESERVATIONS
 from .configuration import configuration
-from .environment import permanent_line, read_environment
 from .hazards import notes_on_change
 
 if TYPE_CHECKING:

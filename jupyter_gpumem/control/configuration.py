@@ -12,6 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.allocator.environment import Environment, as_pytorch_reads, permanent_line, read_environment
 from jupyter_gpumem.allocator.keys import KEYS, is_known_to
 from jupyter_gpumem.allocator.settings import AllocatorSettings, warnings
 from jupyter_gpumem.devices import explain_absence, first_actable, give_back, versions
@@ -19,7 +20,6 @@ from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError
 from jupyter_gpumem.finishing import uninterrupted
 from jupyter_gpumem.records import AllocatorConfig, Setting, SettingChange
 
-from .environment import Environment, as_pytorch_reads, permanent_line, read_environment
 from .hazards import (
     lasting,
     not_as_wanted,

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import devices
+from jupyter_gpumem.allocator.environment import starting_settings
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.records import VirtualStatus
 from jupyter_gpumem.units import format_bytes
@@ -38,7 +39,6 @@ def _switch_on(cards: str) -> None:
     devices.check_context()
     check_installed()
     _refuse_beside_real_memory()
-    from jupyter_gpumem.control.environment import starting_settings
     from jupyter_gpumem.virtual import session as virtual
 
     present = virtual.active()

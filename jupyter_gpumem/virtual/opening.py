@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.allocator.environment import starting_settings
 from jupyter_gpumem.arguments import check_text
 from jupyter_gpumem.devices import torch_installed
 from jupyter_gpumem.errors import UnavailableError
@@ -24,17 +25,18 @@ def virtual_gpu(gpu: str = "A100-80GB", settings: AllocatorSettings | str | None
 
     Args:
         gpu: the card, several or a size: `A100-80GB`, `2xA100-40GB`, `24GiB`.
-        settings: PyTorch's allocator settings, as it writes them: `expandable_segments:True`; by default its defaults.
+        settings: PyTorch's allocator settings, as it writes them: `expandable_segments:True`; by default those that the
+            environment gives (`PYTORCH_CUDA_ALLOC_CONF`), as on a real card. An empty text: PyTorch's defaults.
 
     Raises:
-        InvalidValueError: the card is not known, or the settings are not understood.
+        InvalidValueError: the card is not known, or the settings, also those of the environment, are not understood.
         UnavailableError: one is on already, PyTorch is not installed, or it cannot have one here.
     """
     check_text("gpu", gpu, "A100-80GB")
     check_installed()
     from . import session
 
-    started = session.start(gpu, settings)
+    started = session.start(gpu, starting_settings() if settings is None else settings)
     try:
         yield started
     finally:

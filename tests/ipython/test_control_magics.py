@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from jupyter_gpumem.control.environment import VARIABLES
+from jupyter_gpumem.allocator.environment import VARIABLES
 from jupyter_gpumem.control.reservation import RESERVATIONS
 
 torch = pytest.importorskip("torch")

@@ -65,7 +65,7 @@ def virtual(monkeypatch):
     """A virtual A100 of 80 GB that is in use, with settings that come from nowhere."""
     pytest.importorskip("torch")
     import jupyter_gpumem as gm
-    from jupyter_gpumem.control.environment import VARIABLES
+    from jupyter_gpumem.allocator.environment import VARIABLES
     from jupyter_gpumem.control.reservation import RESERVATIONS
 
     for variable in VARIABLES:

@@ -6,10 +6,10 @@ import pytest
 
 import jupyter_gpumem as gm
 from jupyter_gpumem import devices
+from jupyter_gpumem.allocator.environment import VARIABLES
 from jupyter_gpumem.control import changing
 from jupyter_gpumem.control import configuration as module
 from jupyter_gpumem.control.configuration import configuration
-from jupyter_gpumem.control.environment import VARIABLES
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from tests.unit.conftest import take
 
@@ -86,17 +86,17 @@ def test_a_virtual_gpu_with_settings_of_its_own(monkeypatch):
         take(1)
         assert gm.allocator_config().notes == ()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    for settings, given in ((None, "PyTorch's defaults"), ("roundup_power2_divisions:4",) * 2):
+    for settings, given in (("", "PyTorch's defaults"), ("roundup_power2_divisions:4",) * 2):
         with gm.virtual_gpu("T4", settings):
             assert gm.allocator_config()["expandable_segments"] == "False"
             take(1)
             note = f"PYTORCH_CUDA_ALLOC_CONF has no effect: the virtual GPU was switched on with {given}."
             config = gm.allocator_config()
-            assert (config.notes, config.text) == ((note,), settings or "")
+            assert (config.notes, config.text) == ((note,), settings)
             assert gm.status().sources == ({"roundup_power2_divisions": "virtual GPU"} if settings else {})
             gm.allocator_config("max_split_size_mb:64")
             assert gm.status().sources["max_split_size_mb"] == "this session"
-            assert gm.allocator_config(reset=True).text == (settings or "")
+            assert gm.allocator_config(reset=True).text == settings
     with gm.virtual_gpu("T4", "expandable_segments:True"):
         take(1)
         assert gm.allocator_config().notes == ()
@@ -118,7 +118,7 @@ def test_a_variable_that_was_set_too_late(virtual, monkeypatch):
 def test_a_wrong_variable(monkeypatch):
     """A variable that PyTorch will fail at is named before it does."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:true")
-    with gm.virtual_gpu("A100-80GB"):
+    with gm.virtual_gpu("A100-80GB", settings=""):
         assert (
             "PYTORCH_CUDA_ALLOC_CONF is not understood, and PyTorch will probably fail at it"
             in gm.allocator_config().notes[0]

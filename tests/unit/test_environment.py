@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpumem.control.environment import (
+from jupyter_gpumem.allocator.environment import (
     as_pytorch_reads,
     permanent_line,
     read_environment,
@@ -79,3 +79,20 @@ def test_a_wrong_variable_is_named(monkeypatch):
     monkeypatch.setenv(CUDA, "max_split_size_mb:abc")
     with pytest.raises(InvalidValueError, match=f"^the environment variable {CUDA} is wrong: max_split_size_mb:abc is"):
         starting_settings()
+
+
+def test_a_virtual_gpu_starts_with_them(monkeypatch):
+    """As a real card's allocator would; what is named with `settings=` comes instead, the defaults too."""
+    pytest.importorskip("torch")
+    import jupyter_gpumem as gm
+
+    monkeypatch.setenv(CUDA, "expandable_segments:True")
+    for given, text in ((None, "expandable_segments:True"), ("max_split_size_mb:64",) * 2, ("", "")):
+        with gm.virtual_gpu("T4", given) as gpu:
+            assert str(gpu.memory.allocators[0].settings) == text
+    monkeypatch.setenv(CUDA, "expandable_segments:yes")
+    with (
+        pytest.raises(InvalidValueError, match=r"variable PYTORCH_CUDA_ALLOC_CONF is wrong: .*exactly True or False"),
+        gm.virtual_gpu("T4"),
+    ):
+        raise AssertionError

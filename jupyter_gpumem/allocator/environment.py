@@ -7,9 +7,10 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyter_gpumem.allocator.keys import KEYS
-from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.errors import InvalidValueError
+
+from .keys import KEYS
+from .settings import AllocatorSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
