@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from .batch_size import find_batch_size
-    from .comparison import WhatIf, whatif
+    from .comparison import whatif
     from .control.auditing import audit
     from .control.capping import limit
     from .control.changing import allocator_config
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .prediction import predict
     from .recorder import record
     from .recording import Recording, read_recording
-    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status
+    from .records import AllocatorConfig, Audit, Emptied, Limits, Measurement, Prediction, Reservation, Status, WhatIf
     from .retrying import retry_on_oom
     from .tracker import Tracker
     from .virtual.opening import virtual_gpu
@@ -67,7 +67,7 @@ _HOMES = {
     "Status": "records",
     "Tracker": "tracker",
     "UnavailableError": "errors",
-    "WhatIf": "comparison",
+    "WhatIf": "records",
     "allocator_config": "control.changing",
     "audit": "control.auditing",
     "empty_cache": "control.returning",

@@ -25,9 +25,8 @@ from .report.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .comparison import WhatIf
     from .recording import Recording
-    from .records import Record
+    from .records import Record, WhatIf
 
 
 _NO_CARD = "the driver shows no GPU on this machine; try nvidia-smi"
@@ -169,7 +168,7 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
     if not recording.devices:
         raise RecordingError(f"{recording.source} holds neither segments nor events; record while memory is in use")
     if not any(map(recording.events, recording.devices)):  # a snapshot of the memory alone: nothing to replay
-        about: dict[str, Any] = {"recording": recording.to_dict(), "check": None, "results": []}
+        about: dict[str, Any] = {"recording": recording.summary().to_dict(), "check": None, "results": []}
         return 0, json.dumps(about, indent=1) if options.json else _text(report.recording_sheets(recording))
     result = _compared(recording, options)
     if options.json:

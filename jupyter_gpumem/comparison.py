@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .allocator.check import Check, check
+from .allocator.check import check
 from .allocator.replay import Conditions, Replay, replay, reserved_at_start
 from .allocator.settings import AllocatorSettings, warnings
 from .allocator.worker import Replays
@@ -21,13 +21,14 @@ from .choices import Search, cost, recommended
 from .errors import InvalidValueError
 from .reasons import explain, note_on_the_start, notes_on_chance, notes_on_delays, notes_on_numbers
 from .recording import Recording, read_recording
-from .records import Record
+from .records import WhatIf, WhatIfRow
 from .units import MiB, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .allocator.trace import Circumstances, Trace
+    from .records import Check
 
 _LONG = 200_000
 """So many events take a notable time to replay."""
@@ -39,113 +40,6 @@ _EXAMPLE = "'expandable_segments:True'"
 
 _SMALLEST = 2 * MiB
 """What the allocator takes from the driver at least; a smaller card is a forgotten unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfRow(Record):
-    """What a workload would come to under one choice of settings.
-
-    Attributes:
-        settings: the string to put into `PYTORCH_CUDA_ALLOC_CONF`; empty for PyTorch's defaults.
-        recorded: whether these are the recorded settings, with which the others are compared.
-        as_recorded: whether the numbers are those of the recorded run itself, which its replay repeats exactly. False
-            for every other row, and for the recorded settings on another card, under another cap, after a check that
-            was not passed, where exceptional delays of other streams were left out, or where the cache was filled when
-            the recording began.
-        best: whether this is the choice to recommend.
-        peak_allocated, peak_reserved: the highest value of each counter in bytes. Allocated bytes are those of blocks:
-            which of them are up to 1 MiB larger than their requests depends on addresses, which differ from run to run.
-        peak_reserved_otherwise: the reserved peak if what no recording tells about other runs turns out otherwise: the
-            driver hands out addresses in another order, which decides ties between free blocks, and other streams are
-            as late as they were. The same as `peak_reserved` where neither matters; `None` where that was not tried:
-            for what is as recorded, and in long recordings for all but the best choice.
-        unallocated_ratio: 1 - allocated / reserved at the reserved peak.
-        stranded: bytes that could not have been given back at that moment, though nothing lived in them.
-        retries: requests for which the whole cache was flushed.
-        device_allocations, device_frees: calls of the driver; a free waits for the device.
-        ooms, first_oom: requests that failed, and the recorded event at which the first one did; -1 where already what
-            was alive before the first event does not fit.
-        saved_ooms: requests that failed when they were recorded and find memory here.
-        gain: bytes by which the reserved peak is below the recorded settings'; negative when it is above.
-        gain_percent: the same in percent.
-        gain_missing: why both are `None`: the peak of a run that ran out of memory is no saving.
-        warnings: why the combination is unsafe or pointless, if it is.
-    """
-
-    settings: str
-    recorded: bool
-    as_recorded: bool
-    best: bool
-    peak_allocated: int
-    peak_reserved: int
-    peak_reserved_otherwise: int | None
-    unallocated_ratio: float | None
-    stranded: int
-    retries: int
-    device_allocations: int
-    device_frees: int
-    ooms: int
-    first_oom: int | None
-    saved_ooms: int
-    gain: int | None
-    gain_percent: float | None
-    gain_missing: str | None
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf(Record):
-    """A workload under several allocator settings: the recorded ones first, then those asked for, in their order.
-
-    Where none were asked for, those that were tried follow, the best first.
-
-    Attributes:
-        recording: what identifies the recording.
-        device: PyTorch's index of the device.
-        memory, limit: bytes of the device and of the cap that the replays assume; `None` without end, and without a
-            cap. What was recorded is in `recording`. In `to_dict()` they are `assumed_memory` and `assumed_limit`.
-        changes: `(event, settings)` of each change of settings during the recording, the first with event 0; empty
-            without any.
-        check: how a replay under the recorded settings compares with what was recorded.
-        results: one row for each choice.
-        why: what the model saw, in one or two sentences.
-        confidence: `high`, or `lowered` when the check is not exact or something had to be assumed.
-        notes: what had to be assumed, one sentence each.
-    """
-
-    recording: dict[str, Any]
-    device: int
-    memory: int | None
-    limit: int | None
-    changes: tuple[tuple[int, str], ...]
-    check: Check
-    results: tuple[WhatIfRow, ...]
-    why: str
-    confidence: str
-    notes: tuple[str, ...]
-
-    @property
-    def best(self) -> str | None:
-        """The settings string to use, or `None` when nothing tried is better than what was recorded."""
-        return next((row.settings for row in self.results if row.best), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain containers: the recording, the check, and the results with the recorded settings first."""
-        compared = ("segment_events", "mismatches", "max_difference")
-        about = {
-            "device": self.device,
-            "assumed_memory": self.memory,
-            "assumed_limit": self.limit,
-            "settings_over_time": [{"event": event, "settings": text} for event, text in self.changes],
-            "confidence": self.confidence,
-            "notes": list(self.notes),
-            "why": self.why,
-        }
-        return {
-            "recording": {**self.recording, **about},
-            "check": {name: getattr(self.check, name) for name in compared},
-            "results": [row.to_dict() for row in self.results],
-        }
 
 
 def whatif(
@@ -223,7 +117,7 @@ def whatif(
     if filled:
         assumed.append(note_on_the_start(trace, own_run))
     return WhatIf(
-        recording=recording.to_dict(device),
+        recording=recording.summary(device),
         device=device,
         memory=conditions.total_memory,
         limit=conditions.limit,

@@ -18,6 +18,7 @@ from .allocator.start import Held, held_at_start, pool_of
 from .allocator.trace import Circumstances, Trace, add_start
 from .arguments import check_path
 from .errors import InvalidValueError, RecordingError
+from .records import RecordingSummary
 from .saving import save_whole
 from .snapshots import CHECKED_AT_ONCE, KEY, OTHERS, check_events, check_snapshot
 from .units import format_bytes
@@ -132,24 +133,24 @@ class Recording:
         """
         return self._prepared(device)[1]
 
-    def to_dict(self, device: int | None = None) -> dict[str, Any]:
-        """Return what identifies the recording, ready for `json.dump`; not its events.
+    def summary(self, device: int | None = None) -> RecordingSummary:
+        """Return what identifies the recording; not its events.
 
         Args:
             device: whose card is described; by default the one with the most events.
         """
         device = self.busiest if device is None else device
         card = self.card(device)
-        return {
-            "source": self.source,
-            "torch": self.extra.get("torch"),
-            "device_name": card.get("device_name"),
-            "total_memory": card.get("total_memory"),
-            "limit": self._limit(device),
-            "settings": str(self.settings),
-            "devices": {str(index): self._count(index) for index in self.devices},
-            "notes": self.notes(device),
-        }
+        return RecordingSummary(
+            source=self.source,
+            torch=self.extra.get("torch"),
+            device_name=card.get("device_name"),
+            total_memory=card.get("total_memory"),
+            limit=self._limit(device),
+            settings=str(self.settings),
+            devices={str(index): self._count(index) for index in self.devices},
+            notes=tuple(self.notes(device)),
+        )
 
     def __repr__(self) -> str:
         events = sum(map(self._count, self.devices))

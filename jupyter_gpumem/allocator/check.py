@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.records import Record
+from jupyter_gpumem.records import Check
 
 from .driver import TopDownDriver
 from .model import Allocator
@@ -19,33 +18,6 @@ if TYPE_CHECKING:
 
     from .start import Held
     from .trace import Circumstances, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Check(Record):
-    """How a replay under the recorded settings compares with what was recorded.
-
-    Attributes:
-        segment_events: recorded calls of the driver; each must be the model's too, in order and to the byte.
-        mismatches: those that were not, blocks at other addresses, and failures elsewhere; 0 is exact.
-        max_difference: the largest difference of reserved bytes after any recorded call of the driver.
-        blocks: allocations whose addresses were compared.
-        misplaced: those that lay elsewhere in the model.
-        ooms, retries: counted by the model; failures at another event count as mismatches.
-    """
-
-    segment_events: int
-    mismatches: int
-    max_difference: int
-    blocks: int
-    misplaced: int
-    ooms: int
-    retries: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing differed."""
-        return not self.mismatches
 
 
 _ELSEWHERE = (END, 1 << 63)

@@ -14,6 +14,7 @@ from .acting import (
 )
 from .audited import Audit, DeviceAudit, PoolAudit
 from .base import NOTHING_YET, Counters, Device, DriverMemory, Record, Renderer
+from .compared import Check, RecordingSummary, WhatIf, WhatIfRow
 from .holding import Chain, DeviceHolders, Holder, Holders, Released, ReleaseStep, Site
 from .measured import DeviceUsage, Measurement, Series
 from .oom import BatchSize, FailedAttempt, OomAction, OomExplanation, OomIncident, OomText, Trial
@@ -27,6 +28,7 @@ __all__ = [
     "BatchSearch",
     "BatchSize",
     "Chain",
+    "Check",
     "Counters",
     "Device",
     "DeviceAudit",
@@ -54,6 +56,7 @@ __all__ = [
     "Prediction",
     "Record",
     "RecorderStatus",
+    "RecordingSummary",
     "ReleaseStep",
     "Released",
     "Renderer",
@@ -67,4 +70,6 @@ __all__ = [
     "Trial",
     "VirtualCard",
     "VirtualStatus",
+    "WhatIf",
+    "WhatIfRow",
 ]

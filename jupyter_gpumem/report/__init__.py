@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.comparison import WhatIf
 from jupyter_gpumem.records import (
     AllocatorConfig,
     Audit,
@@ -25,6 +24,7 @@ from jupyter_gpumem.records import (
     Series,
     Status,
     VirtualStatus,
+    WhatIf,
 )
 
 from .audit import audit_sheets, device_audit_sheets

@@ -11,8 +11,7 @@ from jupyter_gpumem.units import format_bytes, format_delta
 from .sheet import Sheet, sentence
 
 if TYPE_CHECKING:
-    from jupyter_gpumem.comparison import WhatIf, WhatIfRow
-    from jupyter_gpumem.records import RecorderStatus
+    from jupyter_gpumem.records import RecorderStatus, WhatIf, WhatIfRow
 
 _DEFAULTS = "PyTorch's defaults"
 COLUMNS = ("peak reserved", "change", "unallocated", "stranded", "flushes", "driver calls")
@@ -21,10 +20,10 @@ COLUMNS = ("peak reserved", "change", "unallocated", "stranded", "flushes", "dri
 def whatif_sheets(result: WhatIf) -> list[Sheet]:
     """Return one sheet."""
     about = result.recording
-    events = about["devices"].get(str(result.device))
+    events = about.devices.get(str(result.device))
     heading = [
-        about["source"],
-        *([about["device_name"]] if about["device_name"] else []),
+        about.source,
+        *([about.device_name] if about.device_name else []),
         *([f"{events:,} events"] if events else []),
         f"card of {format_bytes(result.memory)}" if result.memory is not None else "card without end",
     ]

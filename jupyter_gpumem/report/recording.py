@@ -23,7 +23,7 @@ def recording_sheets(recording: Recording) -> list[Sheet]:
     """Return a sheet for each device: its numbers, then the places that hold most at the end, if they were recorded."""
     sheets = []
     for device in recording.devices:
-        about = recording.to_dict(device)
+        about = recording.summary(device)
         segments = recording.segments(device)
         blocks = [block for segment in segments for block in segment["blocks"]]
         live = [block for block in blocks if block["state"] != "inactive"]
@@ -37,12 +37,12 @@ def recording_sheets(recording: Recording) -> list[Sheet]:
             ("out-of-memory errors", f"{sum(event['action'] == 'oom' for event in events):,}"),
         )
         heading = (
-            f"{about['source']}, device {device}",
-            *([about["device_name"]] if about["device_name"] else []),
-            *([f"torch {about['torch']}"] if about["torch"] else []),
-            f"settings: {about['settings'] or 'PyTorch defaults'}",
+            f"{about.source}, device {device}",
+            *([about.device_name] if about.device_name else []),
+            *([f"torch {about.torch}"] if about.torch else []),
+            f"settings: {about.settings or 'PyTorch defaults'}",
         )
-        notes = tuple(f"{note[0].upper()}{note[1:]}." for note in about["notes"])
+        notes = tuple(f"{note[0].upper()}{note[1:]}." for note in about.notes)
         sheets.append(Sheet(heading, (), numbers, notes))
         sites = _sites(live)
         if sites:

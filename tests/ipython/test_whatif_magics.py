@@ -13,9 +13,10 @@ import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from jupyter_gpumem import recorder
-from jupyter_gpumem.comparison import WhatIf, whatif
+from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.magics import whatif as magics
 from jupyter_gpumem.recording import read_recording
+from jupyter_gpumem.records import WhatIf
 from jupyter_gpumem.report.progress import Progress
 from jupyter_gpumem.units import GiB
 from tests.recording_torch import RecordingTorch, own_recorder

@@ -85,7 +85,7 @@ def test_what_is_no_recording_is_refused(source):
 
 def test_files_are_read_and_refused():
     """The name of a file will do; one without events, or that is none, is refused."""
-    assert whatif(RESNET, []).recording["source"] == RESNET.name
+    assert whatif(RESNET, []).recording.source == RESNET.name
     with pytest.raises(RecordingError, match="no events"):
         whatif(Recording({"segments": [], "device_traces": [[]]}))
     with pytest.raises(RecordingError, match="is a directory"):
@@ -140,7 +140,7 @@ def test_a_card_that_was_not_recorded_is_not_another_ones():
     """Files from before every device was described know one card: nothing is said about the others."""
     old = two_devices(other_devices=[])
     result = whatif(old, [], device=1)
-    assert (result.memory, result.limit, result.recording["device_name"]) == (None, None, None)
+    assert (result.memory, result.limit, result.recording.device_name) == (None, None, None)
     assert any("size of the device was not recorded" in note for note in result.notes)
     assert whatif(old, [], device=0).memory == GiB
 

@@ -171,7 +171,7 @@ def test_real_recordings_are_read(path):
     recording = read_recording(path)
     assert recording.snapshot == pickle.loads(gzip.decompress(path.read_bytes()))
     assert recording.notes(0) == []
-    assert recording.to_dict()["devices"] == {"0": len(recording.events(0))}
+    assert recording.summary().devices == {"0": len(recording.events(0))}
 
 
 @pytest.mark.parametrize("size", [1, 7, 700, 5000])
