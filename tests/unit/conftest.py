@@ -91,6 +91,17 @@ def small_card():
 
 
 @pytest.fixture
+def no_gpu_is_left():
+    """No prediction leaves a virtual GPU."""
+    torch = pytest.importorskip("torch")
+    from jupyter_gpumem.virtual import session
+
+    yield
+    assert session.active() is None
+    assert not torch.cuda.is_available()
+
+
+@pytest.fixture
 def before():
     """Everything of PyTorch that virtual cards could replace, as it was."""
     pytest.importorskip("torch")
