@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Call
+from controlled_device import ControlledBackend
 from hypothesis import HealthCheck, settings
 from panel_steps import Driven
 
@@ -204,6 +205,25 @@ def torch(become):
 def ours(torch):
     """The recorder of the stand-in."""
     return recorder.RECORDER
+
+
+@pytest.fixture
+def controlled():
+    """A scripted device of 8 GiB whose cache and cap can be controlled, and that the process uses already."""
+    backend = ControlledBackend()
+    devices.add_backend(backend)
+    yield backend
+    LEDGER.detach()  # it rightly watches on while the user's own maximum is above what the counter says
+    devices.remove_backend(backend)
+
+
+@pytest.fixture
+def few_objects():
+    """Keep what other tests left out of the collections that each trial makes: they are many here, and slow then."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
