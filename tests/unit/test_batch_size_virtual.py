@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from controlled_device import ControlledBackend
 
 import jupyter_gpumem as gm
 from jupyter_gpumem import devices, expectation
-from jupyter_gpumem.devices.fake import FakeBackend
 from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.records import Device
 from jupyter_gpumem.units import GiB, MiB
@@ -116,24 +116,8 @@ def test_a_function_that_cannot_be_predicted(gpu):
     assert found.batch_size == gm.find_batch_size(fn, predict=False).batch_size
 
 
-class Controls:
-    """What acts on the scripted card's allocator."""
-
-    def __init__(self, fake):
-        self._fake = fake
-
-    def empty_cache(self):
-        self._fake.empty_cache()
-
-    def set_fraction(self, index, fraction):
-        self._fake.cap(None if fraction >= 1 else int(fraction * self._fake.device(index).total), index)
-
-
-class Real(FakeBackend):
+class Real(ControlledBackend):
     """A scripted CUDA device in the place of a real one."""
-
-    def controls(self):
-        return Controls(self)
 
     def count(self):
         return 2
