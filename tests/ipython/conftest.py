@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MiB = 2**20
+RUNNING_OUT = """
+import threading, torch, jupyter_gpumem as gm
+def take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')
+def fail(mib=9000):
+    kept = take(64)
+    return take(mib)
+def quietly(mib=9000):
+    try: fail(mib)
+    except Exception: pass
+"""
 
 
 @dataclass
@@ -101,6 +111,15 @@ def on_virtual(bare: Cells) -> Iterator[Callable[..., Cells]]:
             delattr(sys, name)
     gc.collect()
     session.stop()
+
+
+@pytest.fixture
+def gpu(on_virtual: Callable[..., Cells]) -> Cells:
+    """Cells with the extension and a virtual GPU of 8 GiB.
+
+    `fail()` runs out of its memory while it holds 64 MiB, and `quietly()` handles that.
+    """
+    return on_virtual("8GiB", RUNNING_OUT)
 
 
 @pytest.fixture

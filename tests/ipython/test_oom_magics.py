@@ -12,21 +12,8 @@ from jupyter_gpumem.units import GiB, MiB
 
 torch = pytest.importorskip("torch")
 
-PREPARE = """
-import torch, jupyter_gpumem as gm
-def take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')
-def fail(mib=9000):
-    kept = take(64)
-    return take(mib)
-"""
 VERDICT = "One request of {} on a card of 8.00 GiB: no setting helps, the tensor itself is the mistake"
 SENTENCE = VERDICT.format("8.79 GiB")
-
-
-@pytest.fixture
-def gpu(on_virtual):
-    """Cells with the extension and a virtual GPU of 8 GiB; `fail()` runs out of its memory while it holds 64 MiB."""
-    return on_virtual("8GiB", PREPARE)
 
 
 def said(texts):

@@ -13,27 +13,9 @@ from jupyter_gpumem.oom import observer
 
 torch = pytest.importorskip("torch")
 
-PREPARE = """
-import threading, torch, jupyter_gpumem as gm
-def take(mib): return torch.empty(mib * 2**20, dtype=torch.uint8, device='cuda')
-def fail(mib=9000):
-    kept = take(64)
-    return take(mib)
-def quietly(mib=9000):
-    try: fail(mib)
-    except Exception: pass
-class Callbacks:
-    def __del__(self): quietly()
-"""
 HANDLED = "quietly()"
 THREAD = "thread = threading.Thread(target=quietly, name='loader'); thread.start(); thread.join()"
 SENTENCE = "One request of 8.79 GiB on a card of 8.00 GiB"
-
-
-@pytest.fixture
-def gpu(on_virtual):
-    """Cells with the extension and a virtual GPU of 8 GiB."""
-    return on_virtual("8GiB", PREPARE)
 
 
 def last(gpu):
