@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 from allocator_recount import Ledger
-from allocator_requests import free_all, model
+from allocator_requests import free_all, model, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpumem.allocator.model import ModelOutOfMemoryError
-from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.units import MiB
 
 # Whatever is asked of it
@@ -38,33 +36,6 @@ steps = st.lists(
     ),
     max_size=60,
 )
-
-
-def play(allocator, script, after=lambda: None):
-    """Run a script of steps; returns every address, the live ones, and the pending ones."""
-    addresses, live, pending = [], [], []
-    for step, *values in script:
-        if step == "malloc":
-            try:
-                live.append(allocator.malloc(*values))
-            except ModelOutOfMemoryError:
-                addresses.append(None)
-            else:
-                addresses.append(live[-1])
-        elif step == "free" and live:
-            allocator.free(live.pop(values[0] % len(live)))
-        elif step == "defer" and live:
-            pending.append(live.pop(values[0] % len(live)))
-            allocator.defer(pending[-1])
-        elif step == "complete" and pending:
-            allocator.complete(pending.pop(values[0] % len(pending)))
-        elif step == "empty":
-            allocator.empty_cache()
-            pending.clear()
-        elif step == "toggle" and allocator.settings.max_split_size is None:
-            allocator.set_settings(AllocatorSettings(expandable_segments=not allocator.settings.expandable_segments))
-        after()
-    return addresses, live, pending
 
 
 @pytest.mark.parametrize(("text", "capacity"), CONFIGURATIONS)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
+from allocator_requests import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,21 +105,7 @@ def test_what_the_model_records_it_replays(text, limit, script):
     """Traces of the model itself, with pending frees, failures and emptied caches, are replayed exactly."""
     choice = AllocatorSettings.parse(text)
     allocator = Recorder(choice, total_memory=10 * GiB, limit=limit)
-    live, pending = [], []
-    for step, *values in script:
-        if step == "malloc":
-            with suppress(ModelOutOfMemoryError):
-                live.append(allocator.malloc(*values))
-        elif step == "free" and live:
-            allocator.free(live.pop(values[0] % len(live)))
-        elif step == "defer" and live:
-            pending.append(live.pop(values[0] % len(live)))
-            allocator.defer(pending[-1])
-        elif step == "complete" and pending:
-            allocator.complete(pending.pop(values[0] % len(pending)))
-        elif step == "empty":
-            allocator.empty_cache()
-            pending.clear()
+    play(allocator, script)
     circumstances = Circumstances(choice, limit, 10 * GiB)
     result, outcome, model = check(compile_trace(allocator.events, circumstances), circumstances)
     assert result.exact, result
