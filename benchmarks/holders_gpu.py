@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests import oom_cases
 from tests.gpu.test_oom import runs_with
-from tests.holding_scenarios import PREPARE, SCENARIOS, play, value
-from tests.kernel.client import Kernel
+from tests.holding_scenarios import PREPARE, SCENARIOS, play
+from tests.kernel.client import Kernel, value
 
 NEIGHBOUR = (
     "import torch; x = torch.empty(int(torch.cuda.mem_get_info()[1] * .7), dtype=torch.uint8, device='cuda'); "

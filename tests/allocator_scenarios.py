@@ -5,10 +5,10 @@ Each scenario runs in a kernel with a GPU, real or virtual, and returns what is 
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from typing import TYPE_CHECKING, Any
+
+from tests.kernel.client import value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +37,6 @@ def clean(*names):
     torch.cuda.empty_cache()
 first = take(1)
 """
-
-
-def value(kernel: Kernel, expression: str) -> Any:
-    """Return the value of an expression in the kernel that JSON can carry."""
-    return json.loads(ast.literal_eval(kernel.value(f"__import__('json').dumps({expression})")))
 
 
 def run(kernel: Kernel, code: str) -> str:

@@ -5,8 +5,9 @@ Used by the tests with a virtual GPU, by those on a real one, and by `benchmarks
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+
+from tests.kernel.client import value
 
 MiB = 2**20
 
@@ -333,13 +334,6 @@ class Found:
     holder: dict | None
     closes: bool
     returned: bool
-
-
-def value(kernel, expression):
-    """Return the value of an expression in the kernel that JSON can carry."""
-    import ast
-
-    return json.loads(ast.literal_eval(kernel.value(f"__import__('json').dumps({expression})")))
 
 
 def play(kernel, scenario: Scenario) -> Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.holding_scenarios import value
+from tests.kernel.client import value
 
 PREPARE = """
 TOTAL = torch.cuda.get_device_properties(0).total_memory // MiB

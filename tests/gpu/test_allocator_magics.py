@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.allocator_scenarios import ON_A_REAL_GPU, PREPARE, SCENARIOS, run, segment_size, value
-from tests.kernel.client import Kernel
+from tests.allocator_scenarios import ON_A_REAL_GPU, PREPARE, SCENARIOS, run, segment_size
+from tests.kernel.client import Kernel, value
 
 CARDS = """
 import pynvml; pynvml.nvmlInit()

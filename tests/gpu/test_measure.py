@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import time
 
 import pytest
 
-from tests.kernel.client import Kernel
+from tests.kernel.client import Kernel, value
 
 MiB = 2**20
-
-
-def value(kernel, expression):
-    """Return the value of an expression in the kernel that JSON can carry."""
-    return json.loads(ast.literal_eval(kernel.value(f"__import__('json').dumps({expression})")))
 
 
 def cost(kernel, code):

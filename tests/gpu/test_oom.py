@@ -10,8 +10,8 @@ import textwrap
 import pytest
 
 from tests import oom_cases
-from tests.holding_scenarios import PREPARE, value
-from tests.kernel.client import Kernel
+from tests.holding_scenarios import PREPARE
+from tests.kernel.client import Kernel, value
 from tests.oom_cases import CASES, FRAGMENTS, RETRY, compare_batch_sizes, provoke
 
 

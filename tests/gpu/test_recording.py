@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import json
+from tests.kernel.client import value
 
 MiB = 2**20
-
-
-def value(kernel, expression):
-    """Return the value of an expression in the kernel that JSON can carry."""
-    return json.loads(ast.literal_eval(kernel.value(f"__import__('json').dumps({expression})")))
 
 
 WORK = """

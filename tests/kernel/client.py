@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import signal
@@ -215,3 +217,8 @@ class Kernel:
         elif kind == "error":
             text = _ANSI.sub("", "\n".join(content["traceback"]))
             reply.errors.append((content["ename"], content["evalue"], text))
+
+
+def value(kernel: Kernel, expression: str) -> Any:
+    """Return the value of an expression in the kernel that JSON can carry."""
+    return json.loads(ast.literal_eval(kernel.value(f"__import__('json').dumps({expression})")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from client import Kernel
+from client import Kernel, value
 
-from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play, value
+from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play
 
 pytest.importorskip("torch")
 

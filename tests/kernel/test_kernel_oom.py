@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from client import Kernel
+from client import Kernel, value
 
 from tests import oom_cases
-from tests.holding_scenarios import PREPARE, value
+from tests.holding_scenarios import PREPARE
 from tests.oom_cases import BATCHES, CASES, RETRY, compare_batch_sizes, provoke
 
 pytest.importorskip("torch")
