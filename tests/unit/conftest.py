@@ -68,6 +68,7 @@ def virtual(monkeypatch):
     import jupyter_gpumem as gm
     from jupyter_gpumem.allocator.environment import VARIABLES
     from jupyter_gpumem.control.reservation import RESERVATIONS
+    from tests.notebooks import take
 
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
@@ -138,13 +139,6 @@ def h200():
         yield started
         left = session.stop()
     assert left == []
-
-
-def take(mib):
-    """Return a tensor of that many MiB on the virtual GPU."""
-    import torch
-
-    return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
 
 
 def level(gpu, key="reserved_bytes"):

@@ -14,7 +14,8 @@ from jupyter_gpumem.control.auditing import audit_device
 from jupyter_gpumem.control.monitoring import end_all
 from jupyter_gpumem.errors import InvalidValueError
 from jupyter_gpumem.units import MiB
-from tests.unit.conftest import level, take
+from tests.notebooks import take
+from tests.unit.conftest import level
 
 torch = pytest.importorskip("torch")
 

@@ -10,12 +10,9 @@ import jupyter_gpumem as gm
 from jupyter_gpumem import incidents, report
 from jupyter_gpumem.records import BatchSize, Trial
 from jupyter_gpumem.units import GiB, MiB
+from tests.notebooks import take
 
 torch = pytest.importorskip("torch")
-
-
-def take(mib):
-    return torch.empty(mib * MiB, dtype=torch.uint8, device="cuda")
 
 
 @pytest.fixture

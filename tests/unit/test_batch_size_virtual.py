@@ -11,12 +11,9 @@ from jupyter_gpumem.ledger import LEDGER
 from jupyter_gpumem.records import Device
 from jupyter_gpumem.units import GiB, MiB
 from jupyter_gpumem.virtual import session
+from tests.notebooks import take
 
 torch = pytest.importorskip("torch")
-
-
-def take(mib):
-    return torch.empty(mib * MiB, dtype=torch.uint8, device="cuda")
 
 
 @pytest.fixture

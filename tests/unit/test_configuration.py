@@ -8,7 +8,7 @@ import jupyter_gpumem as gm
 from jupyter_gpumem.allocator.keys import KEYS
 from jupyter_gpumem.errors import InvalidValueError, SettingsRefusedError
 from jupyter_gpumem.units import MiB
-from tests.unit.conftest import take
+from tests.notebooks import take
 
 torch = pytest.importorskip("torch")
 

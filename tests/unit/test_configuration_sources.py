@@ -11,7 +11,7 @@ from jupyter_gpumem.control import changing
 from jupyter_gpumem.control import configuration as module
 from jupyter_gpumem.control.configuration import configuration
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
-from tests.unit.conftest import take
+from tests.notebooks import take
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,8 @@ from jupyter_gpumem.control.capping import fraction_for
 from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
 from jupyter_gpumem.units import GiB, MiB
-from tests.unit.conftest import level, take
+from tests.notebooks import take
+from tests.unit.conftest import level
 
 torch = pytest.importorskip("torch")
 
@@ -58,7 +59,7 @@ def test_where_it_was_allocated(virtual):
         live = take(10)
         result = gm.empty_cache()
     assert result.recorded
-    assert "conftest.py" in result.devices[0].pins[0].site
+    assert "notebooks.py" in result.devices[0].pins[0].site
     assert " in take" in str(result)
     del live
 

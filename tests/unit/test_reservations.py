@@ -9,7 +9,8 @@ from jupyter_gpumem.control.reservation import RESERVATIONS
 from jupyter_gpumem.devices.controls import AllocatorControls
 from jupyter_gpumem.errors import DeviceNotFoundError, InvalidValueError, ShortOfMemoryError, UnavailableError
 from jupyter_gpumem.units import GiB, MiB
-from tests.unit.conftest import level, take
+from tests.notebooks import take
+from tests.unit.conftest import level
 
 torch = pytest.importorskip("torch")
 

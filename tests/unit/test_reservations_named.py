@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jupyter_gpumem as gm
 from jupyter_gpumem.units import GiB, MiB
-from tests.unit.conftest import take
+from tests.notebooks import take
 
 
 def held_in_a_larger_segment():
