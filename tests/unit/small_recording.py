@@ -1,4 +1,4 @@
-"""A small recording to put into files, and how a file that is none is refused."""
+"""A small recording to put into files, a call to pickle, and how a file that is no recording is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from jupyter_gpumem.units import MiB
 
 BASE = 0x7F0000000000
 HEAD = b"\x80\x04"
+
+
+class Calls:
+    """Pickles as a call of something."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
 
 
 def event(action, addr=BASE, size=1024, **more):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CAPPED, RESNET, installed
+from small_recording import Calls
 
 from jupyter_gpumem import cli
 from jupyter_gpumem.units import GiB, MiB
@@ -22,16 +23,6 @@ HINT = "; jupyter gpumem{} --help lists what there is\n"
 
 
 # Files, values and options
-
-
-class Calls:
-    """Pickles as a call of something."""
-
-    def __init__(self, *call):
-        self.call = call
-
-    def __reduce__(self):
-        return self.call
 
 
 def checkpoint():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from functools import cache
-from pathlib import Path
 
 import pytest
+from compared_recordings import recording
 
 from jupyter_gpumem.allocator.check import check
 from jupyter_gpumem.allocator.driver import GRANULE
@@ -18,10 +17,9 @@ from jupyter_gpumem.allocator.sizes import round_size
 from jupyter_gpumem.allocator.trace import SPECIAL
 from jupyter_gpumem.comparison import whatif
 from jupyter_gpumem.errors import RecordingError
-from jupyter_gpumem.recording import Recording, read_recording
+from jupyter_gpumem.recording import Recording
 from jupyter_gpumem.units import MiB
 
-DATA = Path(__file__).parents[1] / "data" / "recordings"
 SETTINGS = {
     "default": "",
     "cap": "",
@@ -41,11 +39,6 @@ PAIRS = [
     for target in recorded
     if source != target
 ]
-
-
-@cache
-def recording(name):
-    return read_recording(DATA / f"{name}.pickle.gz")
 
 
 def predicted(workload, source, target):

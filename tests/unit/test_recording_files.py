@@ -9,15 +9,13 @@ import stat
 from pathlib import Path
 
 import pytest
+from compared_recordings import DATA
 from small_recording import BASE, event, snapshot
 
 from jupyter_gpumem import opcodes, unpickling
 from jupyter_gpumem.errors import RecordingError
 from jupyter_gpumem.recording import Recording, read_recording, write_recording
 from jupyter_gpumem.units import MiB
-
-DATA = Path(__file__).parents[1] / "data" / "recordings"
-
 
 # What is read
 

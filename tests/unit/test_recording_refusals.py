@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from small_recording import HEAD, refused, snapshot
+from small_recording import HEAD, Calls, refused, snapshot
 
 from jupyter_gpumem import unpickling
 from jupyter_gpumem.errors import RecordingError
@@ -35,16 +35,6 @@ def changed(path, value):
 
 
 # What is refused
-
-
-class Calls:
-    """Pickles as a call of something."""
-
-    def __init__(self, *call):
-        self.call = call
-
-    def __reduce__(self):
-        return self.call
 
 
 def with_persistent_id(protocol):

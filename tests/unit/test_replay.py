@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import cache
-from pathlib import Path
 
 import pytest
+from compared_recordings import DATA
 
 from jupyter_gpumem.allocator.check import check
 from jupyter_gpumem.allocator.replay import Conditions, replay
@@ -16,7 +16,6 @@ from jupyter_gpumem.allocator.trace import EMPTY
 from jupyter_gpumem.recording import Recording, read_recording
 from jupyter_gpumem.units import GiB, MiB
 
-DATA = Path(__file__).parents[1] / "data" / "recordings"
 NAMES = sorted(path.name.removesuffix(".pickle.gz") for path in DATA.glob("*.gz"))
 
 

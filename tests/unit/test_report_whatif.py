@@ -7,25 +7,19 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from compared_recordings import recording
 from test_report import read, words
 
 from jupyter_gpumem.comparison import whatif
-from jupyter_gpumem.recording import Recording, read_recording
+from jupyter_gpumem.recording import Recording
 from jupyter_gpumem.records import RecorderStatus
 from jupyter_gpumem.report import Sheet, mimebundle, printable, recording_sheets, sheets, to_html, to_text
 from jupyter_gpumem.units import GiB, MiB, format_bytes
 
-DATA = Path(__file__).parents[1] / "data" / "recordings"
 BASE = 0x7F0000000000
-
-
-@cache
-def recording(name="resnet50-default"):
-    return read_recording(DATA / f"{name}.pickle.gz")
 
 
 def without_extra():
