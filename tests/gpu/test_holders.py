@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.holding_scenarios import PREPARE, SCENARIOS, play
-from tests.kernel.client import Kernel
+from tests.kernel.client import prepared
 
 
 @pytest.fixture(scope="module")
 def kernel():
     """A kernel prepared for the scenarios."""
-    with Kernel() as one:
-        reply = one.run(PREPARE, store_history=False)
-        assert reply.status == "ok", reply.shown
+    with prepared(PREPARE) as one:
         yield one
 
 

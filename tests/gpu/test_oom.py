@@ -11,16 +11,14 @@ import pytest
 
 from tests import oom_cases
 from tests.holding_scenarios import PREPARE
-from tests.kernel.client import Kernel, value
+from tests.kernel.client import prepared, value
 from tests.oom_cases import CASES, FRAGMENTS, RETRY, compare_batch_sizes, provoke
 
 
 @pytest.fixture(scope="module")
 def kernel():
     """A kernel prepared to run out of memory."""
-    with Kernel() as one:
-        reply = one.run(PREPARE + oom_cases.PREPARE, store_history=False)
-        assert reply.status == "ok", reply.shown
+    with prepared(PREPARE + oom_cases.PREPARE) as one:
         yield one
 
 

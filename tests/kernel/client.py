@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from jupyter_client.manager import KernelManager
 import jupyter_gpumem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from datetime import datetime
 
 PATIENCE = 60
@@ -217,6 +218,16 @@ class Kernel:
         elif kind == "error":
             text = _ANSI.sub("", "\n".join(content["traceback"]))
             reply.errors.append((content["ename"], content["evalue"], text))
+
+
+@contextlib.contextmanager
+def prepared(*cells: str) -> Iterator[Kernel]:
+    """A kernel that has run these cells outside the history, without an error."""
+    with Kernel() as kernel:
+        for cell in cells:
+            reply = kernel.run(cell, store_history=False)
+            assert reply.status == "ok", reply.shown
+        yield kernel
 
 
 def value(kernel: Kernel, expression: str) -> Any:

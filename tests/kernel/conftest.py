@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from client import Kernel
+from client import Kernel, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,7 @@ LEFT = """{
 @pytest.fixture(scope="module")
 def shared_kernel() -> Iterator[Kernel]:
     """A kernel that has loaded the extension, for all tests of a module."""
-    with Kernel() as one:
-        assert one.run(LOAD, store_history=False).status == "ok"
+    with prepared(LOAD) as one:
         yield one
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from client import Kernel, value
+from client import Kernel, prepared, value
 
 from tests.holding_scenarios import PREPARE, SCENARIOS, MiB, play
 
@@ -15,11 +15,7 @@ pytest.importorskip("torch")
 @pytest.fixture(scope="module")
 def virtual():
     """A kernel with a virtual GPU of 24 GiB, for all tests of the module."""
-    with Kernel() as kernel:
-        switch_on = "%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB"
-        assert kernel.run(switch_on, store_history=False).status == "ok"
-        reply = kernel.run(PREPARE, store_history=False)
-        assert reply.status == "ok", reply.shown
+    with prepared("%load_ext jupyter_gpumem\n%gpumem_virtual on --gpu 24GiB", PREPARE) as kernel:
         yield kernel
 
 

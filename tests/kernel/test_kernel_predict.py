@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client import Kernel
+from client import Kernel, prepared
 
 SETUP = """
 %load_ext jupyter_gpumem
@@ -31,9 +31,7 @@ SUM = "sum(float(value.double().sum()) for value in net.state_dict().values())"
 @pytest.fixture(scope="module")
 def shared():
     """A kernel for this module."""
-    with Kernel() as one:
-        reply = one.run(SETUP, store_history=False)
-        assert reply.status == "ok", reply.shown
+    with prepared(SETUP) as one:
         yield one
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client import Kernel
+from client import Kernel, prepared
 
 MiB = 2**20
 GiB = 2**30
@@ -56,9 +56,7 @@ DIFFERENT = """[
 @pytest.fixture(scope="module")
 def shared():
     """A kernel for this module."""
-    with Kernel() as one:
-        reply = one.run(SETUP, store_history=False)
-        assert reply.status == "ok", reply.shown
+    with prepared(SETUP) as one:
         yield one
 
 
