@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import io
-import pickle
-import random
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ownership import is_of_the_user, is_users
+from .ownership import is_users
+from .ways import numpy_class, ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    _Way = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
     _Kept = tuple[Any, Any, Callable[[Any], Any], Callable[[Any, Any], Any]]
 
 MOST = 200_000
@@ -89,7 +86,7 @@ class Contents:
             if kind not in kinds:
                 kinds.add(kind)
                 todo.extend(kind.__mro__)
-            for read, write in _ways(item):
+            for read, write in ways(item):
                 if len(self._kept) >= MOST:
                     self.complete = False
                     return
@@ -103,7 +100,7 @@ class Contents:
     def _note(self, item: Any) -> None:
         if isinstance(item, torch.Tensor):
             self.tensors.append(item)
-        elif isinstance(item, _numpy("ndarray")):
+        elif isinstance(item, numpy_class("ndarray")):
             self.arrays.append(item)
         elif isinstance(item, io.IOBase):
             self.files.append(item)
@@ -114,9 +111,15 @@ class Contents:
 def _is_left_alone(item: Any) -> bool:
     if isinstance(item, _LEFT_ALONE):
         return True
-    if isinstance(item, (type, types.ModuleType)):
-        return not is_users(item.__module__ if isinstance(item, type) else item.__name__)
-    return False
+    if isinstance(item, types.ModuleType):
+        return not is_users(item.__name__)
+    return isinstance(item, type) and not is_users(item.__module__) and not _is_of_one_module(item)
+
+
+def _is_of_one_module(kind: type) -> bool:
+    """Whether a class was made for one neural network module, as parametrizations do: that one's state is in it."""
+    module = sys.modules.get(kind.__module__)
+    return issubclass(kind, torch.nn.Module) and getattr(module, "__dict__", {}).get(kind.__name__) is not kind
 
 
 def _held(before: Any) -> Iterable[Any]:
@@ -141,20 +144,6 @@ def _unwrapped(item: Any) -> Any:
     return item.__func__ if type(item) is staticmethod else item
 
 
-def _ways(item: Any) -> Iterator[_Way]:
-    """Yield how what an object holds is read, as a copy, and written back."""
-    for kinds, read, write in _KINDS:
-        if isinstance(item, kinds):
-            yield read, write
-            break
-    else:
-        if isinstance(item, _numpy("random", "Generator")):
-            yield _read_numpy_generator, _write_numpy_generator
-    kind: Any = type(item)
-    if type(getattr(item, "__dict__", None)) is dict and (isinstance(item, torch.Tensor) or is_of_the_user(kind)):
-        yield _read_attributes, _write_attributes
-
-
 def _same(now: Any, before: Any) -> bool:
     """Whether two copies hold the very same objects, in the same order."""
     if isinstance(before, dict):
@@ -169,144 +158,7 @@ def _same(now: Any, before: Any) -> bool:
     return same
 
 
-def _write_dict(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
-    kind: Any = OrderedDict if isinstance(owner, OrderedDict) else dict
-    if len(owner) == len(before) and all(a is b for a, b in zip(owner, before, strict=True)):
-        for key, value in before.items():
-            kind.__setitem__(owner, key, value)
-        return
-    # Names that other threads look up meanwhile (a kernel's own, say) are never missing.
-    for key in [key for key in owner if key not in before]:
-        kind.__delitem__(owner, key)
-    for key, value in before.items():
-        kind.__setitem__(owner, key, value)
-    if any(a is not b for a, b in zip(owner, before, strict=True)):
-        for key, value in before.items():  # the order, too, is as it was
-            kind.__delitem__(owner, key)
-            kind.__setitem__(owner, key, value)
-
-
-def _write_list(owner: Any, before: list[Any]) -> None:
-    if isinstance(owner, deque):
-        owner.clear()
-        owner.extend(before)
-    else:
-        list.__setitem__(owner, slice(None), before)
-
-
-def _write_set(owner: set[Any], before: set[Any]) -> None:
-    owner.clear()
-    owner.update(before)
-
-
-def _read_function(function: types.FunctionType) -> list[Any]:
-    """Return what a function holds in its closure, and the defaults of its arguments."""
-    cells = [cell.cell_contents if _filled(cell) else _EMPTY for cell in function.__closure__ or ()]
-    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-
-
-def _write_function(function: types.FunctionType, before: list[Any]) -> None:
-    cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
-    first, last = len(cells), len(before) - len(named)
-    if function.__defaults__:
-        function.__defaults__ = tuple(before[first:last])
-    named.update(zip(named, before[last:], strict=True))
-    for cell, value in zip(cells, before, strict=False):
-        if value is not _EMPTY:
-            cell.cell_contents = value
-        elif _filled(cell):
-            del cell.cell_contents
-
-
-def _read_partial(partial: functools.partial[Any]) -> list[Any]:
-    return [partial.func, partial.args, partial.keywords, vars(partial)]
-
-
-def _write_partial(partial: functools.partial[Any], before: list[Any]) -> None:
-    partial.__setstate__(tuple(before))  # type: ignore[attr-defined]
-
-
-_EMPTY = object()
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - whether that is an error is the question
-    except ValueError:
-        return False
-    return True
-
-
-def _read_class(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-
-
-def _write_class(kind: type, before: dict[str, Any]) -> None:
-    now = _read_class(kind)
-    for name in now.keys() - before.keys():
-        delattr(kind, name)
-    for name, value in before.items():
-        if now.get(name, _EMPTY) is not value:
-            setattr(kind, name, value)
-
-
-def _read_module(module: types.ModuleType) -> dict[str, Any]:
-    return dict(vars(module))
-
-
-def _write_module(module: types.ModuleType, before: dict[str, Any]) -> None:
-    """Put the names of a module back; a part of it that was imported meanwhile stays one, as it stays imported."""
-    parts = {
-        name: value
-        for name, value in vars(module).items()
-        if name not in before and isinstance(value, types.ModuleType) and value.__name__ == f"{module.__name__}.{name}"
-    }
-    _write_dict(vars(module), before | parts)
-
-
-def _read_numpy_generator(generator: Any) -> bytes:
-    return pickle.dumps(generator.bit_generator.state)
-
-
-def _write_numpy_generator(generator: Any, before: bytes) -> None:
-    generator.bit_generator.state = pickle.loads(before)  # noqa: S301 - written by ourselves, a moment ago
-
-
-def _numpy(*names: str) -> Any:
-    """Return a class of NumPy, or `()`, which nothing is an instance of, where it is not imported."""
-    found: Any = sys.modules.get("numpy")
-    for name in names:
-        found = getattr(found, name, ())
-    return found
-
-
 def _place(generator: types.GeneratorType[Any, Any, Any]) -> Any:
     """Return where a generator stands and with what: after a round of a loop it stands at the same place again."""
     frame = generator.gi_frame
     return None if frame is None else (frame.f_lasti, [id(item) for item in gc.get_referents(generator, frame)])
-
-
-def _read_attributes(owner: Any) -> dict[str, Any]:
-    return dict(vars(owner))
-
-
-def _write_attributes(owner: Any, before: dict[str, Any]) -> None:
-    _write_dict(vars(owner), before)
-
-
-def _write_bytes(owner: bytearray, before: bytes) -> None:
-    owner[:] = before
-
-
-_KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
-    (dict, dict, _write_dict),
-    ((list, deque), list, _write_list),
-    (set, set, _write_set),
-    (bytearray, bytes, _write_bytes),
-    (types.FunctionType, _read_function, _write_function),
-    (functools.partial, _read_partial, _write_partial),
-    (type, _read_class, _write_class),
-    (types.ModuleType, _read_module, _write_module),
-    (random.Random, random.Random.getstate, random.Random.setstate),
-    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
-)

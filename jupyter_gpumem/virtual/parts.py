@@ -202,6 +202,7 @@ class Parts:
             patches.set(torch, name, self._counting(getattr(torch, name), "_created"))
         for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"):
             patches.set(tensor, name, self._counting(getattr(tensor, name), "_created"))
+        lazy = torch.nn.parameter.UninitializedTensorMixin
         for name in ("to", "cuda"):
             plain = getattr(tensor, name)
             counted = self._counting(plain, "_created")
@@ -211,6 +212,7 @@ class Parts:
                 return (_plain if one.get_device() >= 0 else _counted)(one, *args, **kwargs)
 
             patches.set(tensor, name, move)
+            patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, move])
 
     def _watch_parameters(self, patches: Patches) -> None:
         parameter, tensor = torch.nn.Parameter, torch.Tensor
@@ -342,7 +344,8 @@ class Parts:
             return
         index = tensor.get_device()  # unlike the device, the same under every mode
         if 0 <= index < len(self.tapes):
-            storage = tensor.untyped_storage()
+            with torch._C.DisableTorchFunction():  # parameters that have no shape yet refuse
+                storage = tensor.untyped_storage()
             number = self._live[index].get(storage.data_ptr())
             if number is not None and self._memory.owns(index, storage.data_ptr(), storage):
                 self.tapes[index].parts[number] = part

@@ -6,6 +6,7 @@ and get it back; only the values of CPU tensors and NumPy arrays are copied befo
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ import torch
 
 from jupyter_gpumem.units import GiB, MiB
 
-from . import known, opened
+from . import opened
 from .containers import Contents
 from .opened import OpenFiles
 from .ownership import modules_of_the_user
 from .settings import Settings
 from .storages import BACKEND, new_storage
+from .tensor_states import TensorState, hooks_of, version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from .memory import VirtualMemory
     from .patches import Patches
 
-_SMALL = MiB
 _PART_OF_HOST, _MOST = 0.25, 4 * GiB
 """So much of the free host memory may be taken for copies of values, and no more than this."""
 
@@ -36,9 +37,6 @@ _MOST_OF_A_FILE = 256 * MiB
 """The values of a larger file that an array is mapped from are not read to be copied: that would take long."""
 
 _raw_device = torch._C.TensorBase.device.__get__
-_raw_data = torch._C.TensorBase.data
-_set = torch.ops.aten.set_.source_Storage_storage_offset
-_set_version = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
 
 
 class Undo:
@@ -65,6 +63,7 @@ class Undo:
                 *modules_of_the_user(),
                 *others,
                 *_global_hooks(),
+                *(hooks for tensor in tensors.values() for hooks in hooks_of(tensor) if hooks),
                 sys.path,
                 sys.argv,
                 torch._tensor_str.PRINT_OPTS,
@@ -81,7 +80,7 @@ class Undo:
             for tensor in tensors.values()
             if _raw_device(tensor).type != BACKEND or _raw_device(tensor).index < cards
         ]
-        self._states = [_TensorState(tensor) for tensor in self.tensors]
+        self._states = [TensorState(tensor) for tensor in self.tensors]
         self._swaps = _Swaps(self.tensors, patches)
         self._values = _Values(self.tensors, self._contents.arrays)
         self._settings = Settings()
@@ -98,7 +97,7 @@ class Undo:
         notes = [note for state in self._states if (note := state.restore()) is not None]
         notes += self._values.restore(self._states)
         for state in self._states:
-            state.restore_grad()
+            state.restore_rest()
         notes += self._contents.restore()
         self._settings.restore()
         return list(dict.fromkeys(notes))
@@ -163,44 +162,11 @@ class _Swaps:
         self._holders = set(self._before)
 
 
-class _TensorState:
-    """What a tensor is beside its values."""
-
-    __slots__ = ("alias", "grad", "grad_fn", "known", "requires_grad", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.alias = _raw_data.__get__(tensor)  # the same memory, with a version of its own
-        self.version = _version(tensor)
-        self.requires_grad = tensor.requires_grad
-        self.grad = tensor.grad if tensor.is_leaf else None
-        self.grad_fn = tensor.grad_fn
-        self.known = known.Kept(tensor) if _raw_device(tensor).type == BACKEND else None
-
-    def restore(self) -> str | None:
-        tensor = self.tensor
-        with torch.no_grad():
-            if tensor.grad_fn is not self.grad_fn:
-                if self.grad_fn is not None:
-                    return f"the history of a tensor of shape {tuple(tensor.shape)} was changed in place"
-                tensor.detach_()
-            if not _alike(tensor, self.alias):
-                _raw_data.__set__(tensor, self.alias)
-            if tensor.requires_grad != self.requires_grad:
-                tensor.requires_grad_(self.requires_grad)
-        if self.known is not None:
-            self.known.restore()
-        return None
-
-    def restore_grad(self) -> None:
-        if self.grad_fn is None and self.tensor.grad is not self.grad:
-            self.tensor.grad = self.grad
-
-
 class _Values:
     """The values of CPU tensors and of NumPy arrays; the smallest first, as far as memory allows.
 
-    Small ones are compared afterwards, because not every write counts: batch normalization does not tell of its own.
+    They are compared afterwards, because not every write counts: batch normalization does not tell of its own, nor does
+    what writes through `.data` or a NumPy array.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], arrays: Iterable[Any]) -> None:
@@ -223,22 +189,20 @@ class _Values:
                 if room >= 0:
                     self._arrays.append((array, array.copy()))
 
-    def restore(self, states: Iterable[_TensorState]) -> list[str]:
+    def restore(self, states: Iterable[TensorState]) -> list[str]:
         """Write the values back of all that was written to."""
         lost, written = 0, set()
         for state in states:
-            now = _version(state.tensor)
+            now = version(state.tensor)
             if (now is not None and now == state.version) or not _on_host(state.tensor):
                 continue
             key = state.tensor.untyped_storage()._cdata
             written.add(key)
             lost += now is not None and key not in self._copies
-            if now is not None and _set_version is not None:
-                _set_version((state.tensor,), (state.version,))
         for key, (storage, values) in self._copies.items():
             if storage.nbytes() != values.nbytes():
                 storage.resize_(values.nbytes())
-            if key in written or (values.nbytes() <= _SMALL and not torch.equal(_bytes(storage), _bytes(values))):
+            if key in written or not _same_bytes(storage, values):
                 storage.copy_(values)
         for array, values in self._arrays:
             if not (_is_mapped(array) and array.tobytes() == values.tobytes()):  # else its file would be written anew
@@ -254,8 +218,9 @@ def _on_host(tensor: torch.Tensor) -> bool:
     return bool(_raw_device(tensor).type == "cpu" and tensor.layout == torch.strided)
 
 
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+def _same_bytes(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    pointers = ctypes.c_void_p(one.data_ptr()), ctypes.c_void_p(other.data_ptr())
+    return ctypes.CDLL(None).memcmp(*pointers, ctypes.c_size_t(other.nbytes())) == 0  # many times as fast as PyTorch's
 
 
 def _alive() -> tuple[dict[int, torch.Tensor], list[Any], list[Any]]:
@@ -284,28 +249,6 @@ def _plain_tensor(tensor: torch.Tensor) -> bool:
         type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
         or type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
     )
-
-
-def _alike(tensor: torch.Tensor, alias: torch.Tensor) -> bool:
-    """Whether a tensor is still the same piece of the same memory."""
-    return bool(
-        tensor.layout == alias.layout
-        and tensor.dtype == alias.dtype
-        and tensor.size() == alias.size()
-        and (
-            tensor.layout != torch.strided
-            or (
-                tensor.stride() == alias.stride()
-                and tensor.storage_offset() == alias.storage_offset()
-                and tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
-            )
-        )
-    )
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    """Return how often a tensor was written to; `None` for one of inference mode, which does not count."""
-    return None if tensor.is_inference() else int(tensor._version)
 
 
 def _global_hooks() -> list[dict[Any, Any]]:
