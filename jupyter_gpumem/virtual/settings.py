@@ -19,6 +19,7 @@ from multiprocessing import context as processes
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._config_module import ConfigModule
 
 from jupyter_gpumem.finishing import run_all
 
@@ -50,6 +51,7 @@ _OF_TORCH = (
     "_get_sdp_priority_order _set_sdp_priority_order",
     "_get_linalg_preferred_backend _set_linalg_preferred_backend",
     "_get_blas_preferred_backend _set_blas_preferred_backend",
+    "_get_qengine _set_qengine",
     "is_autocast_cache_enabled set_autocast_cache_enabled",
     # These set more than they say, so the precisions, which follow, have the last word.
     "_get_float32_matmul_precision _set_float32_matmul_precision",
@@ -111,9 +113,12 @@ def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: An
 def _settings() -> Iterator[_Setting]:
     yield lambda: dict(os.environ), _set_environment
     yield os.getcwd, os.chdir
+    yield _umask, os.umask
     yield lambda: locale.setlocale(locale.LC_ALL), functools.partial(locale.setlocale, locale.LC_ALL)
     yield sys.getrecursionlimit, sys.setrecursionlimit
     yield sys.getswitchinterval, sys.setswitchinterval
+    yield sys.gettrace, sys.settrace
+    yield sys.getprofile, sys.setprofile
     yield gc.get_threshold, lambda before: gc.set_threshold(*before)
     yield gc.isenabled, lambda before: gc.enable() if before else gc.disable()
     yield _logging, _set_logging
@@ -126,8 +131,9 @@ def _settings() -> Iterator[_Setting]:
     yield _deterministic, lambda before: torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
     yield _anomaly, lambda before: torch._C.set_anomaly_enabled(*before)
     yield _default_device, torch.set_default_device
-    yield functools.partial(torch.is_autocast_enabled, "cpu"), functools.partial(torch.set_autocast_enabled, "cpu")
-    yield functools.partial(torch.get_autocast_dtype, "cpu"), functools.partial(torch.set_autocast_dtype, "cpu")
+    for kind in ("cpu", "cuda"):
+        yield functools.partial(torch.is_autocast_enabled, kind), functools.partial(torch.set_autocast_enabled, kind)
+        yield functools.partial(torch.get_autocast_dtype, kind), functools.partial(torch.set_autocast_dtype, kind)
     for pair in map(str.split, _OF_TORCH):
         if all(hasattr(torch._C, name) for name in pair):
             read, write = (getattr(torch._C, name) for name in pair)
@@ -137,20 +143,34 @@ def _settings() -> Iterator[_Setting]:
             functools.partial(torch._C._get_fp32_precision_getter, *which),
             functools.partial(torch._C._set_fp32_precision_setter, *which),
         )
+    for module in list(sys.modules.values()):
+        if isinstance(module, ConfigModule):
+            yield module.get_config_copy, functools.partial(_configure, module)
     for owner, name in _attributes():
-        yield functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+        yield functools.partial(_get, owner, name), functools.partial(_set, owner, name)
 
 
 def _attributes() -> Iterator[tuple[Any, str]]:
     """Yield the settings that are nothing but attributes."""
-    yield from ((sys, name) for name in ("argv", "excepthook", "displayhook"))
-    yield threading, "excepthook"
+    yield from ((sys, name) for name in ("argv", "excepthook", "displayhook", "unraisablehook", "breakpointhook"))
+    yield from ((threading, name) for name in ("excepthook", "_trace_hook", "_profile_hook"))
     yield from ((decimal.getcontext(), name) for name in ("prec", "rounding"))
     yield processes._default_context, "_actual_context"
     yield torch.multiprocessing, "_sharing_strategy"
     yield torch.backends.mha, "_is_fastpath_enabled"
     yield torch.distributions.Distribution, "_validate_args"
+    if compiling := sys.modules.get("torch._dynamo.eval_frame"):
+        yield compiling, "_stance"
     yield from ((torch.__future__, name) for name in vars(torch.__future__) if name.endswith("_on_conversion"))
+
+
+def _get(owner: Any, name: str) -> tuple[Any, int]:
+    """Return an attribute, and which object it is: an equal one is another, and who has set it asks for his own."""
+    return getattr(owner, name), id(getattr(owner, name))
+
+
+def _set(owner: Any, name: str, before: tuple[Any, int]) -> None:
+    setattr(owner, name, before[0])
 
 
 def _write_one_or_more(write: Callable[..., object], before: Any) -> None:
@@ -158,6 +178,21 @@ def _write_one_or_more(write: Callable[..., object], before: Any) -> None:
         write(*before)
     else:
         write(before)
+
+
+def _configure(module: Any, before: dict[str, Any]) -> None:
+    """Write those settings of PyTorch's compiler that were changed."""
+    now = module.get_config_copy()
+    module.load_config({name: value for name, value in before.items() if now[name] != value})
+
+
+def _umask() -> int:
+    """Return which permissions new files do not get; `os.umask` can only be asked by changing it, for all threads."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.partition(":")[2], 8)
+    raise OSError("this system does not say")
 
 
 def _set_environment(before: dict[str, str]) -> None:

@@ -79,12 +79,14 @@ def of_torch():
         torch.is_anomaly_enabled(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
         torch.is_warn_always_enabled(),
         torch._C._is_multithreading_enabled(),
         torch.__future__.get_swap_module_params_on_conversion(),
         torch.distributions.Distribution._validate_args,
     )
-    return generic, modes, torch.multiprocessing.get_sharing_strategy()
+    return (*generic, torch.backends.quantized.engine), modes, torch.multiprocessing.get_sharing_strategy()
 
 
 def change_torch():
@@ -99,6 +101,9 @@ def change_torch():
     torch.autograd.set_detect_anomaly(not torch.is_anomaly_enabled())
     torch.set_grad_enabled(not torch.is_grad_enabled())
     torch.set_autocast_enabled("cpu", not torch.is_autocast_enabled("cpu"))
+    torch.set_autocast_enabled("cuda", not torch.is_autocast_enabled("cuda"))
+    low = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16 if low == torch.float16 else torch.float16)
     torch.set_warn_always(not torch.is_warn_always_enabled())
     torch.autograd.set_multithreading_enabled(not torch._C._is_multithreading_enabled())
     swap = torch.__future__.get_swap_module_params_on_conversion()
@@ -106,23 +111,56 @@ def change_torch():
     torch.distributions.Distribution.set_default_validate_args(not torch.distributions.Distribution._validate_args)
     other = {"file_system": "file_descriptor"}.get(torch.multiprocessing.get_sharing_strategy(), "file_system")
     torch.multiprocessing.set_sharing_strategy(other)
+    engine = torch.backends.quantized.engine
+    others = [one for one in torch.backends.quantized.supported_engines if one not in {engine, "none"}]
+    torch.backends.quantized.engine = others[0] if others else engine
+
+
+def of_compiling():
+    import torch._dynamo.config
+
+    compiler = torch._dynamo.eval_frame
+    return torch._dynamo.config.suppress_errors, torch._dynamo.config.recompile_limit, compiler._stance.stance
+
+
+def change_compiling():
+    torch._dynamo.config.suppress_errors = not torch._dynamo.config.suppress_errors
+    torch._dynamo.config.recompile_limit += 1
+    stances = ["fail_on_recompile", "eager_on_recompile"]
+    torch.compiler.set_stance(next(one for one in stances if one != torch._dynamo.eval_frame._stance.stance))
 
 
 def of_python():
     hooks = (
         sys.excepthook,
         sys.displayhook,
+        sys.unraisablehook,
+        sys.gettrace(),
+        sys.getprofile(),
+        threading._trace_hook,
         threading.excepthook,
         warnings.showwarning,
         signal.getsignal(signal.SIGUSR1),
     )
     limits = sys.getrecursionlimit(), sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()
     place = dict(os.environ), os.getcwd(), locale.setlocale(locale.LC_ALL), time.tzname, list(sys.argv), list(sys.path)
-    number = decimal.getcontext().prec
+    number = decimal.getcontext().prec, len(gc.callbacks), umask()
     return hooks, limits, place, number, warnings.filters[:], multiprocessing.get_start_method(allow_none=True)
 
 
+def umask():
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
 def change_python():
+    os.umask(umask() ^ 0o7)
+    sys.unraisablehook = lambda *_: None
+    gc.callbacks.append(lambda *_: None)
+    sys.settrace(lambda *_: None)
+    sys.setprofile(lambda *_: None)
+    threading.settrace(lambda *_: None)
     sys.excepthook = sys.displayhook = threading.excepthook = warnings.showwarning = lambda *_: None
     signal.signal(signal.SIGUSR1, lambda *_: None)
     sys.setrecursionlimit(sys.getrecursionlimit() + 1)
@@ -188,6 +226,7 @@ CASES = {
     "backends": (backends, change_backends),
     "precisions": (precisions, change_precisions),
     "torch": (of_torch, change_torch),
+    "compiling": (of_compiling, change_compiling),
     "python": (of_python, change_python),
     "numpy": (of_numpy, change_numpy),
     "random": (of_random, change_random),
