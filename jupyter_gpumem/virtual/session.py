@@ -81,7 +81,7 @@ class VirtualGpu:
         Yields:
             For each card, the addresses of what was there before, by the addresses that its tensors know.
         """
-        with self.notes.apart(), self.memory.trial() as moved, self._facade.counters.trial(moved):
+        with self.notes.apart(), self.memory.trial() as moved, self._facade.trial(moved):
             kept = self.kernels.workspaces
             self.kernels.workspaces = {key: moved[key[1]][address] for key, address in kept.items()}
             generators = [generator.clone_state() for generator in torch.cuda.default_generators]

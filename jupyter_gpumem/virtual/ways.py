@@ -149,7 +149,7 @@ def numpy_class(*names: str) -> Any:
 
 def _read_attributes(owner: Any) -> dict[Any, Any]:
     """Return the class of an object, which may be changed, what is in its slots, and its attributes."""
-    kind = type(owner)
+    kind: Any = type(owner)
     found: dict[Any, Any] = {_CLASS: kind}
     for slot in _slots(kind):
         with contextlib.suppress(AttributeError):  # nothing is in it
@@ -199,7 +199,7 @@ def _write_buffer(buffer: Any, before: Any) -> None:
     if isinstance(buffer, io.StringIO):
         if buffer.closed:
             io.StringIO.__init__(buffer)
-        io.StringIO.__setstate__(buffer, (*before, None))
+        buffer.__setstate__((*before, None))  # type: ignore[attr-defined]
         return
     content, place = before
     if not buffer.closed and len(buffer.getbuffer()) == len(content):  # which somebody may hold a view of

@@ -222,3 +222,68 @@ def test_a_pending_backward_pass_on_a_virtual_gpu_is_still_possible():
         predict(code)
         assert {tensor._version for tensor in model.parameters()} == {0}
         loss.backward()
+
+
+def test_a_tensor_that_wraps_another_is_as_before():
+    """One of a class that has no memory of its own, such as those of quantized weights; and it upsets no prediction."""
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return function(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {}))
+
+    wrapper, other = Wrapper(torch.ones(LARGE)), torch.ones(2)
+
+    def code():
+        wrapper.add_(1)
+        wrapper.inner.mul_(2)
+        wrapper.inner = other
+
+    predict(code)
+    assert wrapper.inner is not other
+    assert wrapper.inner.mean() == 1
+
+
+def test_the_card_and_the_stream_in_use_are_as_before():
+    """And the next stream that is made is the one that it would have been."""
+    with gm.virtual_gpu("2xT4"):
+        torch.ones(1, device="cuda:1")
+
+        def code():
+            torch.cuda.set_device(1)
+            torch.cuda.set_stream(torch.cuda.Stream())
+            torch.ones(1, device="cuda")
+
+        predict(code)
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1)
+        assert torch.cuda.Stream(1).stream_id == 1
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_recording_is_as_before(running):
+    """One that the code starts ends with it, and one that runs goes on, also if the code stops it."""
+    with gm.virtual_gpu("T4"):
+        if running:
+            torch.cuda.memory._record_memory_history()
+        kept = torch.ones(1, device="cuda")
+
+        def code():
+            torch.cuda.memory._record_memory_history()
+            torch.ones(1, device="cuda")
+            if running:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+        predict(code)
+        more = torch.ones(1, device="cuda")
+        seen = [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
+        assert seen == (["segment_alloc", "alloc", "alloc"] if running else [])
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert kept is not more

@@ -25,7 +25,7 @@ from .state import State
 from .streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpumem.virtual.memory import VirtualMemory
     from jupyter_gpumem.virtual.patches import Patches
@@ -39,9 +39,6 @@ class Facade:
         memory: the cards and what they hold.
         note: told what was asked for that a virtual card does not have, and what was given for it.
         workspaces: returns `{address: bytes}` of the library workspaces on a card.
-
-    Attributes:
-        counters: the allocators as PyTorch's functions read and change them.
     """
 
     def __init__(
@@ -52,8 +49,8 @@ class Facade:
     ) -> None:
         self.state = State(memory, note)
         self._workspaces = workspaces
-        self.counters = MemoryCounters(self.state)
-        self._history = History(self.state, self.counters)
+        self._counters = MemoryCounters(self.state)
+        self._history = History(self.state, self._counters)
         self._restore: Callable[[], None]
 
     def install(self, patches: Patches) -> None:
@@ -61,10 +58,10 @@ class Facade:
         LEDGER.detach()
         patches.on_undo(RECORDER.set_aside())  # done last, when all that follows is undone
         Availability(self.state).install(patches)
-        self.counters.install(patches)
+        self._counters.install(patches)
         self._history.install(patches)
         Streams(self.state).install(patches)
-        accelerator.install(self.state, self.counters, patches)
+        accelerator.install(self.state, self._counters, patches)
         generators.install(self.state, patches)
         classes.install(patches)
         communication.install(patches)
@@ -72,6 +69,23 @@ class Facade:
         self._restore = devices.stand_in(VirtualBackend(self.state.memory, self._workspaces), VirtualDriver(self.state))
         patches.on_undo(self._let_go)
         LEDGER.attach()
+
+    @contextlib.contextmanager
+    def trial(self, moved: list[dict[int, int]]) -> Iterator[None]:
+        """Forget afterwards what is set, selected and recorded meanwhile.
+
+        Args:
+            moved: for each card, the addresses in the trial's memory of what was there before.
+        """
+        selection, streams = self.state.selection, self.state.streams
+        kept = selection.device, dict(selection.streams)
+        self.state.streams = streams.copy()
+        try:
+            with self._counters.trial(moved), self._history.trial():
+                yield
+        finally:
+            self.state.streams = streams
+            selection.device, selection.streams = kept
 
     def _let_go(self) -> None:
         """Take the cards away from what measures and records; a recording of ours is kept, as if stopped."""

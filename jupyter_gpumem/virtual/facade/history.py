@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from jupyter_gpumem.allocator.blocks import DEFAULT_POOL
 from jupyter_gpumem.virtual.patches import Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpumem.allocator.blocks import PoolId
 
@@ -41,11 +42,14 @@ class History:
     def __init__(self, state: State, counters: MemoryCounters) -> None:
         self._state = state
         self._counters = counters
+        self._begin()
+
+    def _begin(self) -> None:
         self._watching = Patches()
         self._level = 0
         self._keeps_events = False
         self._skipped: frozenset[str] = frozenset()
-        self._events: list[deque[dict[str, Any]]] = [deque(maxlen=0) for _ in state.cards]
+        self._events: list[deque[dict[str, Any]]] = [deque(maxlen=0) for _ in self._state.cards]
         self._frames: dict[tuple[int, int], Frames] = {}
         self._live: dict[tuple[int, int], tuple[int, int, PoolId]] = {}
         self._streams: dict[tuple[int, int], tuple[int, PoolId]] = {}
@@ -58,6 +62,18 @@ class History:
         for name, binding in self._bindings().items():
             patches.set(torch._C, name, binding)
         self._state.memory.observers.append(self._observe)
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Have no recording meanwhile but the code's own, and afterwards the one that there was."""
+        kept = dict(vars(self))
+        self._begin()
+        self._metadata, self._oom_observers = kept["_metadata"], list(kept["_oom_observers"])
+        try:
+            yield
+        finally:
+            self._stop()
+            vars(self).update(kept)
 
     def uninstall(self) -> None:
         """Stop listening."""

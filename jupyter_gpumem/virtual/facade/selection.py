@@ -49,6 +49,13 @@ class StreamPool:
         self._next: dict[tuple[int, bool], int] = {}
         self._lock = threading.Lock()
 
+    def copy(self) -> StreamPool:
+        """Return one that goes on from here by itself."""
+        other = StreamPool()
+        with self._lock:
+            other._next.update(self._next)
+        return other
+
     def take(self, device: int, *, high: bool) -> int:
         """Return the id of the next stream of that priority."""
         with self._lock:
