@@ -6,10 +6,12 @@ import contextlib
 import gc
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+_Entered = TypeVar("_Entered")
 
 _SIGNALS = ("SIGINT", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGUSR2")
 """Those whose handlers may raise: the first is Ctrl-C; Windows has not all of them."""
@@ -42,6 +44,22 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number in came:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def undivided(context: contextlib.AbstractContextManager[_Entered]) -> Iterator[_Entered]:
+    """Be inside a context that no signal's handler interrupts while it is entered or left, only in between."""
+    with contextlib.ExitStack() as leaving:
+        with uninterrupted():
+            inner = contextlib.ExitStack()
+            leaving.callback(_leave, inner)
+            entered = inner.enter_context(context)
+        yield entered
+
+
+def _leave(entered: contextlib.ExitStack) -> None:
+    with uninterrupted():
+        entered.close()
 
 
 @contextlib.contextmanager

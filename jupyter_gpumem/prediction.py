@@ -19,6 +19,7 @@ from .arguments import check_function, check_text, check_whole, shown, whole
 from .batches import Search
 from .control.aside import aside
 from .errors import InvalidValueError, UnavailableError
+from .finishing import undivided
 from .records import BatchSearch, Device, Fit, PredictedUse, Prediction
 from .virtual.turns import turn
 
@@ -179,7 +180,7 @@ def printed_on_error() -> contextlib.AbstractContextManager[object]:
     def context() -> Iterator[None]:
         out, err = io.StringIO(), io.StringIO()
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with undivided(contextlib.redirect_stdout(out)), undivided(contextlib.redirect_stderr(err)):
                 yield
         except BaseException:
             sys.stdout.write(out.getvalue())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.utils.capture import capture_output
 
 from jupyter_gpumem.errors import InvalidValueError
+from jupyter_gpumem.finishing import undivided
 from jupyter_gpumem.prediction import Code, forecast, whole_batch
 
 from .gpumem import deliver, lines_above_call
@@ -137,12 +138,11 @@ class _Batch:
 def _captured() -> Iterator[None]:
     """Show what the code prints and displays only if it fails: the numbers in it would be placeholders."""
     __tracebackhide__ = True
-    capture: Any = capture_output()
-    captured = capture.__enter__()
+    captured: Any = None
     try:
-        yield
+        with undivided(capture_output()) as captured:
+            yield
     except BaseException:
-        capture.__exit__(None, None, None)
-        captured.show()
+        if captured is not None:
+            captured.show()
         raise
-    capture.__exit__(None, None, None)

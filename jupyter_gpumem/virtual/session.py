@@ -14,6 +14,7 @@ from jupyter_gpumem.allocator.settings import AllocatorSettings
 from jupyter_gpumem.arguments import shown
 from jupyter_gpumem.devices import check_context
 from jupyter_gpumem.errors import InvalidValueError, UnavailableError
+from jupyter_gpumem.finishing import uninterrupted
 
 from . import requirements  # noqa: F401 - before what cannot be imported where it is not met
 
@@ -146,7 +147,7 @@ def start(cards: Sequence[Card] | str, settings: AllocatorSettings | str | None 
         raise InvalidValueError(f"settings must be a text such as 'expandable_segments:True', got {shown(settings)}")
     _check_modelled(settings)
     chosen = parse_cards(cards) if isinstance(cards, str) else cards
-    with _switching, contextlib.ExitStack() as undo:
+    with _switching, uninterrupted(), contextlib.ExitStack() as undo:
         if _active:
             raise UnavailableError("a virtual GPU is on already; switch it off first")
         backend.register(lambda: len(_active[-1].cards) if _active else 0)
@@ -184,7 +185,7 @@ def stop() -> list[str]:
     Raises:
         UnavailableError: a prediction is running on it.
     """
-    with _switching:
+    with _switching, uninterrupted():
         if not _active:
             return []
         _active[-1].check_idle()

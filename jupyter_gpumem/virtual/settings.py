@@ -70,7 +70,9 @@ class Settings:
     """What was set, to be put back any number of times; what is set as it was is not written to."""
 
     def __init__(self) -> None:
-        self._before = [(read, write, read()) for read, write in _readable(_settings())]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._before = [(read, write, read()) for read, write in _readable(_settings())]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -92,14 +94,12 @@ class SignalHandlers:
 
 def _readable(settings: Iterator[_Setting]) -> Iterator[_Setting]:
     """Leave out what cannot be read: flags of PyTorch that contradict each other, a folder that is gone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for read, write in settings:
-            try:
-                read()
-            except (RuntimeError, OSError):
-                continue
-            yield read, write
+    for read, write in settings:
+        try:
+            read()
+        except (RuntimeError, OSError):
+            continue
+        yield read, write
 
 
 def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: Any) -> None:

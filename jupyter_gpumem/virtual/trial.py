@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from jupyter_gpumem.finishing import run_all, uninterrupted
+from jupyter_gpumem.finishing import run_all, undivided, uninterrupted
 
 from . import session
 from .files import BoundNames, Files
@@ -87,18 +87,15 @@ class Trials:
         Raises:
             UnavailableError: PyTorch cannot have a virtual GPU.
         """
-        own = session.active() is None
-        patches = Patches()
-        self._gpu = session.start(self._cards, self._settings) if own else _active()
-        try:
+        with contextlib.ExitStack() as leaving:
+            with uninterrupted():
+                own = session.active() is None
+                self._gpu = session.start(self._cards, self._settings) if own else _active()
+                patches = Patches()
+                leaving.callback(_close, patches, own=own)
             with _without_modes():
                 self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
             yield self
-        finally:
-            with uninterrupted():
-                patches.undo()
-                if own:
-                    session.stop()
 
     def run(self, code: Callable[[], object]) -> Run:
         """Run code, and put everything back; its errors pass."""
@@ -106,9 +103,9 @@ class Trials:
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
         handlers = SignalHandlers()
-        with self._beside(), gpu.trial() as moved:
-            parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
+        with undivided(self._beside()), undivided(gpu.trial()) as moved:
             try:
+                parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
                 with _without_modes():
                     self._undo.stand_in(gpu.memory)
                 files = Files(patches, self._names)
@@ -140,6 +137,13 @@ class Trials:
             run_all(
                 (lambda: not_undone.extend(files.restore()), patches.undo, lambda: not_undone.extend(undo.restore()))
             )
+
+
+def _close(patches: Patches, *, own: bool) -> None:
+    with uninterrupted():
+        patches.undo()
+        if own:
+            session.stop()
 
 
 def _without_modes() -> contextlib.AbstractContextManager[object]:

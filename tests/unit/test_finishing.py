@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 
 import pytest
 
-from jupyter_gpumem.finishing import run_all, uninterrupted
+from jupyter_gpumem.finishing import run_all, undivided, uninterrupted
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
@@ -24,6 +25,38 @@ def test_an_interrupt_waits_for_the_end():
         done.append("after")
     assert done == ["inside", "further inside", "after"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_context_is_entered_and_left_as_a_whole():
+    """A Ctrl-C at any moment of either comes right after; only what is inside is interrupted at once."""
+    done = []
+
+    @contextlib.contextmanager
+    def context(entering=False, leaving=False):
+        done.append("entering")
+        if entering:
+            signal.raise_signal(signal.SIGINT)
+        done.append("entered")
+        try:
+            yield "what it gives"
+        finally:
+            if leaving:
+                signal.raise_signal(signal.SIGINT)
+            done.append("left")
+
+    with undivided(context()) as given:
+        done.append(given)
+    assert done == ["entering", "entered", "what it gives", "left"]
+    for when in ("entering", "leaving"):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt), undivided(context(**{when: True})):
+            done.append("inside")
+        assert done == ["entering", "entered", *(["inside"] if when == "leaving" else []), "left"]
+    done.clear()
+    with pytest.raises(KeyboardInterrupt), undivided(context()):  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append("not reached")
+    assert done == ["entering", "entered", "left"]
 
 
 def test_an_interrupt_is_not_lost_with_an_error():
