@@ -20,6 +20,7 @@ from . import opened
 from .containers import Contents
 from .opened import OpenFiles
 from .ownership import modules_of_the_user
+from .replaced import Replaced
 from .settings import Settings
 from .storages import BACKEND, new_storage
 from .tensor_states import TensorState, hooks_of, version
@@ -86,6 +87,7 @@ class Undo:
         self._states = [TensorState(tensor) for tensor in self.tensors]
         self._swaps = _Swaps(self.tensors, patches)
         self._values = _Values(self.tensors, self._contents.arrays)
+        self._replaced = Replaced()
         self._settings = Settings()
         self.open_files = OpenFiles(self._contents.files, files)
         self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
@@ -102,6 +104,7 @@ class Undo:
         for state in self._states:
             state.restore_rest()
         notes += self._contents.restore()
+        self._replaced.restore()
         self._settings.restore()
         return list(dict.fromkeys(notes))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import time
 
 import pytest
 
@@ -79,3 +81,27 @@ def test_modules_of_python_and_of_packages_keep_what_they_remember():
     predict(code)
     assert importlib.marker is marker is torch.gpumem_marker
     del importlib.marker, torch.gpumem_marker
+
+
+def test_functions_that_replace_those_of_others_are_gone():
+    """In modules and classes of PyTorch and of Python, whatever the kind: their own names would be gone, too."""
+    linear, relu, step = torch.nn.functional.linear, torch.relu, torch.optim.SGD.step
+    forward, sleep = torch.nn.Linear.forward, time.sleep
+
+    def code():
+        torch.nn.functional.linear = lambda *args: linear(*args)
+        torch.relu = functools.partial(lambda factor, tensor: tensor * factor, 2)
+        torch.nn.Linear.forward = lambda self, x: forward(self, x)
+        torch.nn.Linear.doubled = property(lambda self: 2)
+        torch.optim.SGD.step = staticmethod(lambda *_: None)
+        torch.Tensor.more = lambda self: self
+        time.sleep = lambda _: None
+        model = torch.nn.Linear(2, 2).cuda()
+        assert model(torch.ones(2, device="cuda")).more().numel() == model.doubled
+
+    for _ in range(2):
+        predict(code)
+    assert (torch.nn.functional.linear, torch.relu, torch.optim.SGD.step) == (linear, relu, step)
+    assert (torch.nn.Linear.forward, time.sleep) == (forward, sleep)
+    assert not hasattr(torch.nn.Linear, "doubled")
+    assert not hasattr(torch.Tensor, "more")
