@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,7 +116,7 @@ class Trials:
                 start = [allocator.total.size for allocator in gpu.memory.allocators]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", VirtualValueWarning)
-                    code()
+                    contextvars.copy_context().run(code)
             finally:
                 with contextlib.ExitStack() as restoring:
                     restoring.callback(self._put_back, patches, not_undone)

@@ -93,6 +93,15 @@ def _write_partial(partial: functools.partial[Any], before: list[Any]) -> None:
     partial.__setstate__(tuple(before))  # type: ignore[attr-defined]
 
 
+def _read_cache(function: Any) -> tuple[int, Any]:
+    """Return how often a function with a cache was really called, and the function inside."""
+    return function.cache_info().misses, getattr(function, "__wrapped__", None)
+
+
+def _empty_cache(function: Any, before: tuple[int, Any]) -> None:
+    function.cache_clear()  # what was in it cannot be read
+
+
 _EMPTY, _CLASS = object(), object()
 
 
@@ -225,6 +234,7 @@ _KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] 
     (bytearray, bytes, _write_bytes),
     (types.FunctionType, _read_function, _write_function),
     (functools.partial, _read_partial, _write_partial),
+    (functools._lru_cache_wrapper, _read_cache, _empty_cache),
     (type, _read_class, _write_class),
     (types.ModuleType, _read_module, _write_module),
     ((io.BytesIO, io.StringIO), _read_buffer, _write_buffer),

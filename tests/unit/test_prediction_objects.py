@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
+import functools
 import io
 
 import pytest
@@ -287,3 +289,39 @@ def test_a_recording_is_as_before(running):
         assert seen == (["segment_alloc", "alloc", "alloc"] if running else [])
         torch.cuda.memory._record_memory_history(enabled=None)
         assert kept is not more
+
+
+def test_no_cache_of_a_function_keeps_what_was_made():
+    """Neither a function's nor a method's; one that was not added to keeps what it has."""
+
+    @functools.cache
+    def ones(size):
+        return torch.ones(size, device="cuda")
+
+    @functools.lru_cache
+    def other(size):
+        return [size]
+
+    kind = users(type("Kind", (), {"ones": functools.cache(lambda self: torch.ones(1, device="cuda"))}))
+    thing, kept = kind(), other(1)
+
+    def code():
+        ones(3)
+        thing.ones()
+        other(1)
+
+    with gm.virtual_gpu("T4"):
+        predict(code)
+        assert ones.cache_info().currsize == kind.ones.cache_info().currsize == 0
+        ones(3)
+        assert torch.cuda.memory_allocated() == 512
+        ones.cache_clear()
+    assert other(1) is kept
+
+
+def test_context_variables_are_as_before():
+    """Those of the code's own, and those that modules keep their state in."""
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(1)
+    predict(lambda: variable.set(2))
+    assert variable.get() == 1
