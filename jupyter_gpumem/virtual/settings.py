@@ -122,6 +122,7 @@ def _settings() -> Iterator[_Setting]:
     yield gc.get_threshold, lambda before: gc.set_threshold(*before)
     yield gc.isenabled, lambda before: gc.enable() if before else gc.disable()
     yield _logging, _set_logging
+    yield _figures, _close_other_figures
     yield random.getstate, random.setstate
     yield from _settings_of_numpy()
     yield torch.get_rng_state, torch.set_rng_state
@@ -222,6 +223,25 @@ def _anomaly() -> tuple[bool, bool]:
 def _default_device() -> Any:
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
+
+
+def _open_figures() -> Any:
+    """Return matplotlib's figures that are open, by number, the one in use last."""
+    return sys.modules["matplotlib._pylab_helpers"].Gcf.figs if "matplotlib._pylab_helpers" in sys.modules else {}
+
+
+def _figures() -> list[Any]:
+    return list(_open_figures())
+
+
+def _close_other_figures(before: list[Any]) -> None:
+    """Close what is new, or a notebook shows it below the cell; what was closed is gone."""
+    figures = _open_figures()
+    for number in [number for number in figures if number not in before]:
+        sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
+    for number in before:
+        if number in figures:
+            figures.move_to_end(number)
 
 
 # Logging

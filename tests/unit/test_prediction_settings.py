@@ -272,6 +272,24 @@ def test_loggers_that_are_new_do_not_keep_what_they_were_given(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_figures_of_the_code_are_closed():
+    """A notebook would show them; the one that was in use is so again."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    first, second = pyplot.figure(), pyplot.figure()
+
+    def code():
+        pyplot.figure(first.number)
+        pyplot.figure().add_subplot().plot([1, 2])
+
+    try:
+        predict(code)
+        assert pyplot.get_fignums() == [first.number, second.number]
+        assert pyplot.gcf() is second
+    finally:
+        pyplot.close("all")
+
+
 def test_a_second_interrupt_waits_until_all_is_as_before(ctrl_c, monkeypatch):
     """Ctrl-C is often pressed again while what the first one has stopped is put back."""
     before, folder, go, plain = sys.getrecursionlimit(), os.getcwd(), os.chdir, os.remove
