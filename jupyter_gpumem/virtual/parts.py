@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import sys
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._device import _device_constructors
+
+from .tapes import (
+    ACTIVATIONS,
+    BACKWARD,
+    BEFORE,
+    ELSEWHERE,
+    EMPTIED,
+    FORWARD,
+    GRADIENTS,
+    OTHER,
+    PARAMETERS,
+    STATE,
+    STEP,
+    TEMPORARIES,
+    WORKSPACES,
+    Tape,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,67 +39,7 @@ if TYPE_CHECKING:
     from .patches import Patches
     from .session import VirtualGpu
 
-PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
-ACTIVATIONS, TEMPORARIES, WORKSPACES = "activations", "optimizer temporaries", "workspaces"
-OTHER = "other"
-PARTS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
-
-BEFORE, FORWARD, BACKWARD, STEP, ELSEWHERE = "before the cell", "forward pass", "backward pass", "optimizer step", ""
-
-_EMPTIED = 0
 _raw_data = torch._C.TensorBase.data
-
-
-@dataclass(slots=True)
-class Tape:
-    """What happened in a card's memory.
-
-    Attributes:
-        events: `n` for the allocation of number `n` (from 1), `-n` for its end, 0 where the cache was emptied.
-        sizes: the bytes that each allocation asked for, by number.
-        held: the bytes it was given.
-        streams: the stream it was made on.
-        parts: what it was for, one of `PARTS`.
-        lines: the line of the user's code, or 0.
-        phases: what was going on.
-        libraries: the library, where it is a workspace of one.
-    """
-
-    events: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=lambda: [0])
-    held: list[int] = field(default_factory=lambda: [0])
-    streams: list[int] = field(default_factory=lambda: [0])
-    parts: list[str] = field(default_factory=lambda: [OTHER])
-    lines: list[int] = field(default_factory=lambda: [0])
-    phases: list[str] = field(default_factory=lambda: [BEFORE])
-    libraries: dict[int, str] = field(default_factory=dict)
-
-    def peak(self) -> tuple[int, int]:
-        """Return the most that was allocated, in bytes, and the number of the allocation that led there (or 0)."""
-        now = most = at = 0
-        for event in self.events:
-            if event > 0:
-                now += self.held[event]
-                if now > most:
-                    most, at = now, event
-            else:
-                now -= self.held[-event]
-        return most, at
-
-    def parts_at(self, number: int) -> dict[str, int]:
-        """Return the bytes of each part right after an allocation."""
-        live: dict[int, None] = {}
-        for event in self.events:
-            if event > 0:
-                live[event] = None
-                if event == number:
-                    break
-            elif event:
-                del live[-event]
-        found = dict.fromkeys(PARTS, 0)
-        for one in live:
-            found[self.parts[one]] += self.held[one]
-        return found
 
 
 class Parts:
@@ -264,7 +220,7 @@ class Parts:
     @staticmethod
     def _taped(empty_cache: Callable[[], None], tape: Tape) -> Callable[[], None]:
         def emptied() -> None:
-            tape.events.append(_EMPTIED)
+            tape.events.append(EMPTIED)
             empty_cache()
 
         return emptied

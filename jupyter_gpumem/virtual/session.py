@@ -24,10 +24,11 @@ from .cards import Card, parse_cards
 from .dispatch import Dispatcher
 from .kernels import Kernels
 from .memory import VirtualMemory
+from .notes import Notes
 from .patches import Patches
 from .shapes import Shapes
 from .translation import Translation
-from .values import Notes, Values
+from .values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from jupyter_gpumem.errors import UnavailableError
 
 from . import convolutions, reductions
+from .notes import place
 from .storages import contiguous, resize
-from .values import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

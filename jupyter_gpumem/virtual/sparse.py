@@ -13,8 +13,8 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
+from .notes import place
 from .storages import BACKEND
-from .values import place
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher

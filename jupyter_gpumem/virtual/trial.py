@@ -15,11 +15,11 @@ from jupyter_gpumem.finishing import run_all, undivided, uninterrupted
 from . import session
 from .files import BoundNames, Files
 from .memory import VirtualMemory
-from .parts import Parts, Tape
+from .notes import VirtualValueWarning
+from .parts import Parts
 from .patches import Patches
 from .settings import SignalHandlers
 from .undo import Undo
-from .values import VirtualValueWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.allocator.settings import AllocatorSettings
 
     from .cards import Card
+    from .tapes import Tape
 
 _ENDLESS = 1 << 50
 

@@ -1,106 +1,18 @@
-"""Values do not exist on the virtual device: what stands for them, and how the user learns of it."""
+"""Values do not exist on the virtual device: what stands for them."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import re
-import sys
-import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import known, refusals
+from .notes import Notes, in_distributions, place
 from .storages import new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from .memory import VirtualMemory
-
-_PACKAGES = tuple(
-    os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
-)
-_INSTALLED = re.compile(r"[/\\\\](?:site|dist)-packages[/\\\\]|^<frozen ")
-_DISTRIBUTIONS = os.path.join(os.path.dirname(torch.__file__), "distributions") + os.sep
-_SKIPPED = (*_PACKAGES, os.path.dirname(os.__file__) + os.sep)
-
-
-class VirtualValueWarning(UserWarning):
-    """Something asked for a value that a virtual GPU does not compute, and got a placeholder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What was assumed at one place of the user's code.
-
-    Attributes:
-        file, line: the place.
-        text: what was asked for, and what was given.
-    """
-
-    file: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.text}"
-
-
-class Notes:
-    """Everything that was assumed, once for each place."""
-
-    def __init__(self) -> None:
-        self._found: dict[Note, None] = {}
-
-    def __iter__(self) -> Iterator[Note]:
-        return iter(tuple(self._found))
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Keep what is noted inside apart, and forget it afterwards."""
-        kept, self._found = self._found, {}
-        try:
-            yield
-        finally:
-            self._found = kept
-
-    def add(self, what: str, given: str) -> None:
-        """Note what was asked for and what was given for it, and warn when it is the first time at this place."""
-        text = f"{what} has no value on a virtual GPU; it was given {given}"
-        note = Note(*place(), text)
-        if note not in self._found:
-            self._found[note] = None
-            warnings.warn_explicit(text, VirtualValueWarning, note.file, note.line)
-
-
-def place() -> tuple[str, int]:
-    """Return file and line of the innermost frame of the user's code: nothing that is installed, nothing of ours."""
-    innermost = sys._getframe(1)
-    frame: FrameType | None = innermost
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_SKIPPED) and not _INSTALLED.search(path):
-            return path, frame.f_lineno
-        frame = frame.f_back
-    return innermost.f_code.co_filename, innermost.f_lineno
-
-
-def _in_distributions() -> bool:
-    """Whether `torch.distributions` asks: no code of the user is between it and here."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Values:
@@ -166,7 +78,7 @@ class Values:
         if tensor.numel() != 1:
             many = "more than one" if tensor.numel() else "no"
             raise RuntimeError(f"Boolean value of Tensor with {many} value{'s' * (not tensor.numel())} is ambiguous")
-        if known.exact(tensor) is None and _in_distributions():
+        if known.exact(tensor) is None and in_distributions():
             self.notes.add("a check of values", "True")
             return True
         return bool(self.scalar(tensor))

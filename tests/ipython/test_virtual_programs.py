@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpumem.virtual import session
-from jupyter_gpumem.virtual.values import VirtualValueWarning
+from jupyter_gpumem.virtual.notes import VirtualValueWarning
 
 torch = pytest.importorskip("torch")
 

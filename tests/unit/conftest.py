@@ -131,7 +131,7 @@ def h200():
     """A virtual H200, whose values nobody is warned of."""
     pytest.importorskip("torch")
     from jupyter_gpumem.virtual import session
-    from jupyter_gpumem.virtual.values import VirtualValueWarning
+    from jupyter_gpumem.virtual.notes import VirtualValueWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", VirtualValueWarning)

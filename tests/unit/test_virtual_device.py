@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from jupyter_gpumem.virtual import registry, session  # noqa: E402
-from jupyter_gpumem.virtual.values import VirtualValueWarning  # noqa: E402
+from jupyter_gpumem.virtual.notes import VirtualValueWarning  # noqa: E402
 
 # What users write and read
 

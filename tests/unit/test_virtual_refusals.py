@@ -12,7 +12,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from jupyter_gpumem.errors import UnavailableError  # noqa: E402
 from jupyter_gpumem.virtual import session  # noqa: E402
-from jupyter_gpumem.virtual.values import VirtualValueWarning  # noqa: E402
+from jupyter_gpumem.virtual.notes import VirtualValueWarning  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
