@@ -57,6 +57,15 @@ def task_type() -> Any:
     return getattr(sys.modules.get("asyncio"), "Task", None)
 
 
+def loop_types() -> frozenset[int]:
+    """Return the ids of the types of asyncio's event loops, and of those that inherit from them."""
+    base = getattr(sys.modules.get("asyncio"), "AbstractEventLoop", None)
+    found = [base] if is_a(base, type) else []
+    for kind in found:
+        found += type.__subclasses__(kind)
+    return frozenset(map(id, found))
+
+
 class Edges:
     """The children of any object. What a type's objects refer to is decided once for each type.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jupyter_gpumem.notebook import CONVENIENCES, LAST_ERROR
 
 from .classes import is_a
-from .edges import local_names, namespace_of, task_type
+from .edges import local_names, loop_types, namespace_of, task_type
 from .frames import is_machinery
 from .ranking import Root
 from .tensors import attributes_of
@@ -91,10 +91,15 @@ def _error_frames(notebook: Notebook) -> Iterator[tuple[str, FrameType, int]]:
 
 
 def of_tasks(walk: Walk, leading: Mapping[int, Any]) -> list[Root]:
-    """Let the walk reach everything from tasks that wait, of those that lead to something; returns the roots."""
-    kind = task_type()
+    """Let the walk reach all from tasks that wait and event loops, of those that lead to something; returns the roots.
+
+    An event loop is what keeps a task that a name of the notebook leads to, too, and what is to be called later.
+    """
+    kind, loops = task_type(), loop_types()
     tasks = [item for item in leading.values() if kind is not None and is_a(item, kind)]
     found = [Root("frame", f"the waiting task {kind.get_name(task)}", 3, walk.enter([task])) for task in tasks]
+    those = [item for item in leading.values() if id(type(item)) in loops]
+    found += [Root("frame", "the event loop", 3, walk.enter([loop], loops=True)) for loop in those]
     walk.expand()
     return found
 

@@ -4,8 +4,8 @@ A process with PyTorch has hundreds of thousands of objects, of which few lead t
 who refers to it, which takes milliseconds, instead of walking through them one by one.
 
 What refers to a class or a function that its module names is not asked for: the module holds it, whoever uses it. All
-instances, subclasses, annotations and caches of `typing` refer to a class, and lead on to much of the process. So does
-an event loop, which leads to a task that waits.
+instances, subclasses, annotations and caches of `typing` refer to a class, and lead on to much of the process. So do
+all tasks that wait to their event loop, which leads to each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .classes import is_a, module_of, name_of
 from .collector import in_parts, objects
 from .counting import references, surplus
-from .edges import ATOMS, elements_of, holds_objects, task_type
+from .edges import ATOMS, elements_of, holds_objects, loop_types, task_type
 from .tensors import attributes_of, ndarray_types
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def leading_to(ends: list[Any], ignored: Iterable[int], torch: Torch, arrays: Ar
     """
     found = {id(end): end for end in ends}
     passed = {*ignored, id(ends), id(found), *_running_frames()}
-    waiting, asked = list(found.values()), 0
+    waiting, asked, loops = list(found.values()), 0, loop_types()
     for _ in range(_MOST_STEPS):
         asked += len(waiting)
         if not waiting or asked > _MOST_ASKED:
@@ -120,10 +120,10 @@ def leading_to(ends: list[Any], ignored: Iterable[int], torch: Torch, arrays: Ar
         new = {id(item): item for item in holders if id(item) not in found and not _is_running(item)}
         passed.discard(id(waiting))
         found |= new
-        waiting = [item for item in new.values() if not _is_a_beginning(item)]
+        waiting = [item for item in new.values() if not _is_a_beginning(item, loops)]
         del holders, new
     if waiting:
-        _follow_all(found, [id(item) for item in waiting], arrays.by_element, passed | arrays.ours)
+        _follow_all(found, [id(item) for item in waiting], arrays.by_element, passed | arrays.ours, loops)
     return found
 
 
@@ -147,7 +147,13 @@ def _referring(items: list[Any]) -> list[Any]:
     return found
 
 
-def _follow_all(found: dict[int, Any], waiting: list[int], arrays: dict[int, list[Any]], passed: set[int]) -> None:
+def _follow_all(
+    found: dict[int, Any],
+    waiting: list[int],
+    arrays: dict[int, list[Any]],
+    passed: set[int],
+    loops: frozenset[int],
+) -> None:
     """Add what leads to objects that wait, from a list of all references."""
     parents: dict[int, list[Any]] = defaultdict(list, {key: list(those) for key, those in arrays.items()})
     passed |= {id(waiting), id(parents), *map(id, parents.values())}
@@ -159,14 +165,14 @@ def _follow_all(found: dict[int, Any], waiting: list[int], arrays: dict[int, lis
         for parent in parents.get(waiting.pop(), ()):
             if id(parent) not in found:
                 found[id(parent)] = parent
-                if not _is_a_beginning(parent):
+                if not _is_a_beginning(parent, loops):
                     waiting.append(id(parent))
 
 
-def _is_a_beginning(item: Any) -> bool:
-    """Whether who refers to an object is not asked: its module names it, or it is a task, which the event loop runs."""
+def _is_a_beginning(item: Any, loops: frozenset[int]) -> bool:
+    """Whether who refers to an object is not asked: its module names it, or it is a task or an event loop."""
     task = task_type()
-    return _is_named_by_its_module(item) or (task is not None and is_a(item, task))
+    return _is_named_by_its_module(item) or id(type(item)) in loops or (task is not None and is_a(item, task))
 
 
 def _is_named_by_its_module(item: Any) -> bool:

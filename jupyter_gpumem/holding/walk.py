@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoints import is_holder
 from .classes import is_a
-from .edges import ATOMS, Edges
+from .edges import ATOMS, Edges, loop_types
 from .tensors import Location, view_of_torch
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Walk:
         self._waiting: deque[int] = deque()
         self._only: Mapping[int, Any] | None = None
         self._passing: dict[int, bool] = {}
+        # Every task and future leads to its event loop, and that one to all that waits in it, whoever it belongs to.
+        self._not_entered = ATOMS | loop_types()
 
     def number(self, item: object) -> int | None:
         """Return the number of an object that was reached."""
@@ -91,11 +93,17 @@ class Walk:
             self._passing[id(kind)] = found
         return found
 
-    def enter(self, found: Iterable[Any]) -> list[int]:
-        """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`."""
+    def enter(self, found: Iterable[Any], *, loops: bool = False) -> list[int]:
+        """Return the numbers of objects, but of those that cannot lead anywhere; new ones wait for `expand`.
+
+        Args:
+            found: the objects.
+            loops: whether event loops are entered, as what holding begins with.
+        """
         numbers, objects, only, entered = self.numbers, self.objects, self._only, []
+        not_entered = ATOMS if loops else self._not_entered
         for item in found:
-            if id(type(item)) in ATOMS:
+            if id(type(item)) in not_entered:
                 continue
             key = id(item)
             number = numbers.get(key)

@@ -111,6 +111,35 @@ def test_a_task_that_waits_is_named(gpu):
     assert said == "8.00 MiB of it are also held by the waiting task loader (local tensor of work, line 2)"
 
 
+def test_an_event_loop_leads_from_no_task_to_the_others(gpu):
+    """Every task leads to its loop, and that one to all of them: a task holds its own, and the loop holds each."""
+    gpu("async def work(mib):\n    tensor = take(mib)\n    await asyncio.sleep(100)")
+    gpu("loop = asyncio.new_event_loop(); one, two, none = map(loop.create_task, (work(8), work(16), work(0)))")
+    gpu("loop.call_soon(loop.stop); loop.run_forever(); mylib.loop = loop; other = asyncio.Event(); other.loop = loop")
+    books = gpu.shell.run_line_magic("gpumem_who", "-o").devices[0]
+    record = asked(gpu, "one")
+    refused = gpu("%gpumem_who none").error
+    gpu("for task in (one, two, none): task.cancel()\nloop.call_soon(loop.stop); loop.run_forever(); loop.close()")
+    assert {h.name: (h.allocated // MiB, h.also) for h in books.holders} == {
+        "one": (8, ("the event loop",)),
+        "two": (16, ("the event loop",)),
+    }
+    assert record.alone == 0
+    (said,) = record.chains
+    assert said.startswith("8.00 MiB of it are also held by the event loop._scheduled[")
+    assert said.endswith("(local tensor of work, line 3)")
+    assert "holds no device memory" in str(refused)
+
+
+def test_what_an_event_loop_is_to_call_later_is_the_loops(gpu):
+    """A callback that waits has no name of its own; the loop that will run it has none of it elsewhere."""
+    gpu("loop = asyncio.new_event_loop(); x = take(8); loop.call_later(100, len, x); mylib.loop = loop")
+    record = asked(gpu, "x")
+    gpu("loop.close()")
+    assert record.alone == 0
+    assert record.chains == ("8.00 MiB of it are also held by the event loop._scheduled[0]._args[0]",)
+
+
 def test_what_garbage_holds_besides_is_free_only_when_it_is_collected(gpu):
     """An object that waits for the collector keeps what a name holds, too."""
     gc.disable()
