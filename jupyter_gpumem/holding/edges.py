@@ -34,13 +34,11 @@ ATOMS = frozenset(
             int,
             memoryview,
             range,
-            slice,
             str,
             type(None),
             type(Ellipsis),
             type(NotImplemented),
             types.CodeType,
-            types.ModuleType,
             types.GetSetDescriptorType,
             types.MemberDescriptorType,
             types.MethodDescriptorType,
@@ -49,7 +47,7 @@ ATOMS = frozenset(
         },
     )
 )
-"""The ids of types whose instances hold nothing that could lead to device memory, but through a whole module."""
+"""The ids of types whose instances hold nothing that could lead to device memory."""
 
 
 def task_type() -> Any:
@@ -93,8 +91,10 @@ class Edges:
     def _find(self, kind: type) -> Children | None:
         if self._torch is not None and (way := self._torch.way(kind)) is not None:
             return way
-        if issubclass(kind, (weakref.ref, types.ModuleType)):
+        if issubclass(kind, weakref.ref):
             return None
+        if issubclass(kind, types.ModuleType):
+            return _of_module
         if issubclass(kind, type):
             return self._of_class
         if issubclass(kind, types.FunctionType):
@@ -155,10 +155,15 @@ class Edges:
         return ()
 
 
+def _of_module(module: types.ModuleType) -> tuple[Any, ...]:
+    """Return the names of a module, which the walk does not enter where the module was imported: it is a root then."""
+    return (tensors.attributes_of(module),)
+
+
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """Return what a function keeps for itself: not its module's names, which it shares with all others there."""
+    """Return what a function keeps, with its module's names: not entered either where that one was imported."""
     own: tuple[Any, ...] = (*(function.__closure__ or ()), *(function.__defaults__ or ()))
-    return [*own, function.__kwdefaults__, function.__dict__]
+    return [*own, function.__kwdefaults__, function.__dict__, function.__globals__]
 
 
 def holds_objects(item: Any) -> bool:

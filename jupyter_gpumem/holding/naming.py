@@ -219,7 +219,10 @@ class _Writer:
             if cell is child:
                 self.text += f" (closure variable {name} of {function_name(function)})"
                 return
-        self.text += f" (a default of {function_name(function)})" if child is not function.__dict__ else ""
+        if child is function.__globals__:
+            self.text += f" (a global name of {function_name(function)})"
+        elif child is not function.__dict__:
+            self.text += f" (a default of {function_name(function)})"
 
     def _local(self, frame: types.FrameType, child: Any) -> None:
         names = local_names(frame)

@@ -13,7 +13,6 @@ import pytest
 
 from jupyter_gpumem.finishing import collector_paused
 from jupyter_gpumem.holding import chain, holders
-from jupyter_gpumem.holding.edges import Edges
 from jupyter_gpumem.holding.naming import path_text
 from jupyter_gpumem.holding.walk import Walk
 from jupyter_gpumem.letting_go import free
@@ -311,17 +310,44 @@ def test_what_a_defaultdict_makes_its_values_with(small_card):
         assert lines(books(cache=cache))["variable", "cache"].detail.startswith(text)
 
 
-def test_globals_are_not_a_functions_own():
-    """A function leads to its closure and defaults, not to every name of its module."""
-    captured, default = object(), object()
+def test_names_of_an_imported_module_are_not_a_functions_own(small_card, monkeypatch):
+    """A function leads to its closure and defaults, not to every name of its module; nor does the module's name."""
+    library = types.ModuleType("some_library")
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    exec(
+        "def outer(inner, value):\n    def function(default=value): return inner, shared\n    return function",
+        vars(library),
+    )
+    library.shared = take(4)
+    found = lines(books(library=library, function=library.outer(take(1), take(2))))
+    assert {key: h.allocated // MiB for key, h in found.items()} == {
+        ("variable", "function"): 3,
+        ("module", "module some_library"): 4,
+    }
 
-    def function(value=default):
-        return captured, value
 
-    found = list(Edges().way(type(function))(function))
-    assert any(child is default for child in found)
-    assert any(getattr(child, "cell_contents", None) is captured for child in found)
-    assert not any(child is globals() for child in found)
+def test_names_that_no_module_has_are_their_functions_own(small_card):
+    """Nobody else leads to them: of a file that was run or loaded without an import, or of code that was made."""
+
+    def loaded(mib):
+        module = types.ModuleType("loaded")
+        vars(module).update(take=take, mib=mib)
+        exec("cache = [take(mib)]\ndef function(): return cache", vars(module))
+        return module
+
+    found = lines(books(function=loaded(1).function, nested=[loaded(2)]))
+    assert {name: (h.detail, h.allocated) for (_, name), h in found.items()} == {
+        "function": ("function (a global name of function)['cache'][0]", MiB),
+        "nested": ("nested[0].cache[0]", 2 * MiB),
+    }
+    found = lines(books(loaded=(module := loaded(4)), got=module.function))  # what was found before is garbage now
+    assert found["variable", "loaded"].also[0] == "got"
+
+
+def test_a_slice_holds_its_ends(small_card):
+    """It is an object with three references, as a tuple is."""
+    (line,) = books(ends=slice(take(1))).holders
+    assert (line.name, line.detail) == ("ends", "ends.stop")
 
 
 def test_a_search_is_gone_when_it_has_ended(small_card):
