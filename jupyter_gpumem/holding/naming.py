@@ -31,8 +31,6 @@ _LONGEST_HEAD, _LONGEST_TAIL = 120, 80
 """Characters at either end that are left of a way that is too long to read, such as one along a linked list."""
 _STEPS = ".[ "
 """What a step begins with."""
-_MOST_ELEMENTS = 200_000
-"""Elements of a container that are searched for the one that leads on."""
 
 
 def describe(item: Any) -> str:
@@ -240,22 +238,13 @@ _NONE = _None()
 
 
 def _key_of(mapping: dict[Any, Any], child: Any) -> Any:
-    for count, (key, value) in enumerate(dict.items(mapping)):
-        if value is child:
-            return key
-        if count > _MOST_ELEMENTS:
-            break
-    return _NONE
+    # A list, made at once: another thread may change the dict meanwhile.
+    return next((key for key, value in list(dict.items(mapping)) if value is child), _NONE)
 
 
 def _index_of(sequence: Any, child: Any) -> int | None:
     kind = next(kind for kind in _SEQUENCES if is_a(sequence, kind))
-    for index, item in enumerate(kind.__iter__(sequence)):
-        if item is child:
-            return index
-        if index > _MOST_ELEMENTS:
-            break
-    return None
+    return next((index for index, item in enumerate(list(kind.__iter__(sequence))) if item is child), None)
 
 
 def _position(array: Any, child: Any) -> str:
@@ -267,8 +256,6 @@ def _position(array: Any, child: Any) -> str:
                 index, rest = divmod(index, length)  # noqa: PLW2901
                 position.append(rest)
             return ", ".join(map(str, reversed(position)))
-        if index > _MOST_ELEMENTS:
-            break
     return "..."
 
 

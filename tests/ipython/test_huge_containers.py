@@ -45,6 +45,15 @@ def test_what_a_huge_list_holds_is_found_within_the_budget(gpu):
     ]
 
 
+def test_a_value_far_down_a_huge_dict_is_no_key_of_it(gpu):
+    """However far down, it is named by its key, or by its place."""
+    for make, way in (("dict.fromkeys(range(300_000))", "tokens['deep']"), ("[0] * 300_000", "tokens[300000]")):
+        add = "tokens['deep'] = take(8)" if "dict" in make else "tokens.append(take(8))"
+        gpu(f"tokens = {make}; {add}")
+        (line,) = gpu.shell.run_line_magic("gpumem_who", "-o").devices[0].holders
+        assert line.detail == way
+
+
 def test_an_error_of_the_users_is_kept_when_the_search_ends_early(gpu):
     """Behind a huge list the user's own error may be: it keeps its traceback, and that is said."""
     gpu("runs = {'n': [[1, 2] for _ in range(100_000)]}; runs['deep'] = [[[[[]]]]]")
