@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+import weakref
+from typing import Any, Generic, TypeVar
+
+_Known = TypeVar("_Known")
 
 _read_module, _read_name, _read_mro, _read_names = (
     vars(type)[name].__get__ for name in ("__module__", "__name__", "__mro__", "__dict__")
 )
+
+
+class ByType(Generic[_Known]):
+    """What is known of types, by their ids: a class whose metaclass compares it has no hash.
+
+    None is kept alive: what refers to a class would be found as one who holds what the class has.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Known, weakref.ref[type]]] = {}
+
+    def get(self, kind: type) -> _Known | None:
+        """Return what is known of a type; `None` if that is nothing."""
+        found = self._known.get(id(kind))
+        return found[0] if found is not None and found[1]() is kind else None
+
+    def put(self, kind: type, known: _Known) -> _Known:
+        """Note what is known of a type, and return it."""
+        self._known[id(kind)] = known, weakref.ref(kind)
+        return known
 
 
 def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_gpumem.devices import loaded_torch
 
-from .classes import has, is_a, mro_of, namespace_of_class
+from .classes import ByType, has, is_a, mro_of, namespace_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,9 +52,8 @@ class Torch:
         optim = sys.modules.get("torch.optim")
         self.optimizer: type | None = getattr(optim, "Optimizer", None)
         self._storages = (torch.UntypedStorage,)
-        # By the ids of types, which are kept alive: a class whose metaclass compares it has no hash.
-        self._nodes: dict[int, tuple[bool, type]] = {}
-        self._saved: dict[type, tuple[str, ...]] = {}
+        self._nodes: ByType[bool] = ByType()
+        self._saved: ByType[tuple[str, ...]] = ByType()
         # What was saved can be asked for without unpacking it in newer versions of PyTorch only.
         self._shows_data = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
 
@@ -96,11 +95,10 @@ class Torch:
 
     def is_node(self, kind: type) -> bool:
         """Whether a type's objects are the nodes of autograd graphs."""
-        known = self._nodes.get(id(kind))
+        known = self._nodes.get(kind)
         if known is None:
-            known = has(kind, "next_functions") and has(kind, "_register_hook_dict"), kind
-            self._nodes[id(kind)] = known
-        return known[0]
+            known = self._nodes.put(kind, has(kind, "next_functions") and has(kind, "_register_hook_dict"))
+        return known
 
     def read(self, tensor: Any, name: str) -> Any:
         """Return an attribute of a tensor as PyTorch knows it, whatever its class does about it."""
@@ -201,7 +199,7 @@ class Torch:
         names = self._saved.get(type(node))
         if names is None:
             named = (name for name in dir(type(node)) if name.startswith("_raw_saved") or name == "variable")
-            names = self._saved[type(node)] = tuple(named)
+            names = self._saved.put(type(node), tuple(named))
         for name in names:
             with contextlib.suppress(*_UNUSABLE, _PythonRanError):  # freed by a backward pass, or packed by a hook
                 found += self._saved_by(node, name)

@@ -344,6 +344,19 @@ def test_names_that_no_module_has_are_their_functions_own(small_card):
     assert found["variable", "loaded"].also[0] == "got"
 
 
+def test_the_search_itself_holds_no_class(small_card):
+    """What a class has is its own, and its instances'; what the search notes about their type is nobody else's."""
+
+    def made():
+        return type("Own", (), {"__module__": "__main__", "cache": take(1)})
+
+    shell = Shell(own=made())
+    shell.user_ns["one"] = shell.user_ns["own"]()
+    assert chain("own", Notebook(shell)).chains == ("1.00 MiB of it are also held by one.cache",)
+    del shell.user_ns["one"]
+    assert chain("own", Notebook(shell)).alone == MiB
+
+
 def test_a_slice_holds_its_ends(small_card):
     """It is an object with three references, as a tuple is."""
     (line,) = books(ends=slice(take(1))).holders
