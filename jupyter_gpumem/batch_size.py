@@ -15,6 +15,7 @@ from .devices import check_context, explain_absence, note_loss, ready_devices
 from .errors import GpumemError, InvalidValueError, UnavailableError
 from .expectation import largest_batch, on_virtual_gpu
 from .measurement import Measure
+from .notebook import text_of
 from .oom import explain_error, find_oom, observer
 from .records import BatchSize, Trial
 from .retrying import clean, release_frames
@@ -200,7 +201,7 @@ class _Search:
             rooms = {backend.device(index): room_below_caps(backend, index) for backend, index in ready_devices()}
             expected = largest_batch(self._fn, functools.partial(_run, self._fn), start, self._maximum, rooms)
         except Exception as reason:  # noqa: BLE001 - whatever it is: the trials do without, and say so
-            line = next(iter(str(reason).splitlines()), "")
+            line = next(iter(text_of(reason).splitlines()), "")
             what = line if isinstance(reason, GpumemError) else f"{type(reason).__name__}: {line}"
             release_frames(reason, handled)
             self._foreseen.append(f"no prediction to begin with: {what}"[:300])

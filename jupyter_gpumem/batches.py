@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from .notebook import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -100,7 +102,7 @@ class Search(Generic[T]):
             self.samples[batch] = self._sample(batch)
         except Exception as error:  # noqa: BLE001 - the same code ran with another batch: this one is not possible
             self._failed = batch
-            first_line = next(iter(str(error).splitlines()), "")
+            first_line = next(iter(text_of(error).splitlines()), "")
             self.stopped = f"with {batch:,} it fails: {type(error).__name__}: {first_line}"[:200]
 
     def _larger(self, low: int, room: int) -> int | None:

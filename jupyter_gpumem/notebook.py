@@ -175,7 +175,7 @@ class Notebook:
         kept = {id(error) for error in keep}
         for error in self.exceptions():
             if id(error) not in kept:
-                error.__traceback__ = None  # a frame may hold the exception, which would hold the frame
+                drop_traceback(error)  # a frame may hold the exception, which would hold the frame
         for name in LAST_ERROR:
             if hasattr(sys, name):
                 delattr(sys, name)
@@ -264,3 +264,23 @@ def chained(*errors: BaseException, handled: BaseException | None = None) -> lis
         if issubclass(type(error), group):
             waiting += group.exceptions.__get__(error)
     return list(found.values())
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an error says; where the code of its class fails at that, what Python writes in its place."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own code, and the error that it belongs to is not to be replaced
+        return "<exception str() failed>"
+
+
+def drop_traceback(error: BaseException) -> None:
+    """Let go of the frames of an error, also where its class does not let attributes be set: a frozen dataclass."""
+    BaseException.with_traceback(error, None)
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Have a text shown below the traceback of an error, from Python 3.11 on; also of such a class."""
+    notes = vars(error).setdefault("__notes__", [])
+    if isinstance(notes, list):  # otherwise Python refuses, and shows none
+        notes.append(text)

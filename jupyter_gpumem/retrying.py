@@ -13,7 +13,7 @@ from .arguments import check_function, check_listener, check_whole, is_method, s
 from .devices import give_back_everywhere
 from .errors import InvalidValueError
 from .incidents import errors_are_released
-from .notebook import chained
+from .notebook import add_note, chained, drop_traceback, text_of
 from .oom import explain_error, find_oom, observer
 from .records import FailedAttempt
 
@@ -147,7 +147,7 @@ class Retry:
             return None
         release_frames(error, handled)
         observer.forget(text, before)
-        return text, str(cause)
+        return text, text_of(cause)
 
     def _prepare(self, number: int, text: OomText, message: str) -> None:
         __tracebackhide__ = True
@@ -178,7 +178,7 @@ def release_frames(error: BaseException, handled: BaseException | None) -> None:
         handled: what was being handled already when the code began that raised it: that keeps its frames.
     """
     for one in chained(error, handled=handled):
-        one.__traceback__ = None
+        drop_traceback(one)
 
 
 def clean() -> int:
@@ -190,9 +190,9 @@ def clean() -> int:
 def explain(error: BaseException, handled: BaseException | None) -> None:
     """Attach the explanation to an out-of-memory error, as an attribute and a note."""
     explanation = explain_error(error, released=errors_are_released(), handled=handled)
-    if explanation is None or not hasattr(error, "add_note"):  # Python 3.11
+    if explanation is None or not hasattr(BaseException, "add_note"):  # Python 3.11
         return
     text = str(explanation)
     # Below one of the errors it may stand already: a function that is retried has called another one.
     if not any(text in getattr(one, "__notes__", ()) for one in chained(error, handled=handled)):
-        error.add_note(text)
+        add_note(error, text)

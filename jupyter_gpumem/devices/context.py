@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.errors import UnavailableError
-from jupyter_gpumem.notebook import chained
+from jupyter_gpumem.notebook import chained, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def sticky_error(text: str) -> str | None:
 
 def loss_in(error: BaseException) -> str | None:
     """Return what has happened if an error, or one that it was raised from, means that the context is lost."""
-    lines = (f"{type(one).__name__}: {one}" for one in chained(error))
+    lines = (f"{type(one).__name__}: {text_of(one)}" for one in chained(error))
     return next((reason for line in lines if (reason := sticky_error(line)) is not None), None)
 
 

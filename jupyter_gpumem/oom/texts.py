@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from jupyter_gpumem.errors import GpumemError
-from jupyter_gpumem.notebook import chained
+from jupyter_gpumem.notebook import chained, text_of
 from jupyter_gpumem.records import OomText
 from jupyter_gpumem.units import GiB, KiB, MiB, TiB
 
@@ -133,7 +133,7 @@ def find_oom(error: BaseException, handled: BaseException | None = None) -> tupl
         (one, text)
         for one in chained(error, handled=handled)
         if not isinstance(one, GpumemError)  # the model's own is behind PyTorch's
-        and (text := parse(f"{type(one).__name__}: {one}")) is not None
+        and (text := parse(f"{type(one).__name__}: {text_of(one)}")) is not None
     ]
     told = [entry for entry in found if entry[1].family == "allocator"] or found
     if not told:

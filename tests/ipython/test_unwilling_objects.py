@@ -79,6 +79,26 @@ def test_an_error_with_properties_is_followed_without_them(gpu):
     assert (name.rpartition(": ")[2], size) == ("act", 18 * MiB)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "@dataclasses.dataclass(frozen=True)\nclass Odd(ValueError):\n    step: int",
+        "class Odd(ValueError):\n    def __str__(self): raise KeyError",
+    ],
+    ids=["frozen", "without a text"],
+)
+def test_errors_of_unwilling_classes_are_released(gpu, kind):
+    """One that lets no attribute be set, or cannot say what it is: its frames go all the same, and the cell's do."""
+    gpu(f"import dataclasses\n{kind}\ndef fail():\n    act = take(18)\n    raise Odd(1)")
+    failed = gpu("try:\n    fail()\nexcept Odd as error:\n    raise RuntimeError from error")
+    assert type(failed.error) is RuntimeError
+    assert "Error in callback" not in failed.stdout + failed.stderr
+    del failed  # or the error would be held here
+    released = gpu("%gpumem_free -q")
+    assert released.error is None
+    assert torch.cuda.memory_allocated() == 0
+
+
 def test_running_code_of_a_class_with_its_own_namespace_is_passed(gpu):
     """A class body, or code, may run in any mapping: that one is not read."""
     gpu("class Space(collections.UserDict):\n    keys = items = __iter__ = ran\nspace = Space()")

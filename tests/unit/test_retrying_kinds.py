@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import sys
 
@@ -89,6 +90,56 @@ def test_an_error_raised_by_hand_is_tried_again(virtual, error):
         gm.retry_on_oom(max_retries=2).call(step)
     assert len(calls) == 3
     assert caught.value.gpumem_explanation.verdict == "unclear"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An error that lets no attribute be set."""
+
+    step: int
+
+
+class SpeechlessError(Exception):
+    """An error whose own text fails."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("kind", [FrozenError, SpeechlessError])
+def test_an_error_whose_class_is_unwilling_is_the_users_own(virtual, kind):
+    """Raised from one about memory it is tried again, and the last one is raised as it is, with its explanation."""
+    made = []
+
+    def step():
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        made.append(kind(len(made)))
+        try:
+            fail()
+        except RuntimeError as error:
+            raise made[-1] from error
+
+    with pytest.raises(kind) as caught:
+        gm.retry_on_oom(max_retries=1).call(step)
+    assert [error.__traceback__ is None for error in made] == [True, False]
+    assert caught.value is made[-1]
+    assert caught.value.__cause__.gpumem_explanation.verdict == "absurd request"
+    if sys.version_info >= (3, 11):
+        assert [note.splitlines()[0] for note in caught.value.__notes__] == ["Out of memory · cuda:0"]
+
+
+@pytest.mark.parametrize("kind", [FrozenError, SpeechlessError])
+def test_other_errors_of_unwilling_classes_pass(virtual, kind):
+    """Of a function that is retried, and of one of which the largest batch is looked for."""
+    error = kind(0)
+
+    def step(_=0):
+        raise error
+
+    for call in (gm.retry_on_oom(step), lambda: gm.find_batch_size(step, start=1, predict=True)):
+        with pytest.raises(kind) as caught:
+            call()
+        assert caught.value is error
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes since Python 3.11")
