@@ -58,7 +58,7 @@ def task_type() -> Any:
 def loop_types() -> frozenset[int]:
     """Return the ids of the types of asyncio's event loops, and of those that inherit from them."""
     base = getattr(sys.modules.get("asyncio"), "AbstractEventLoop", None)
-    found = [base] if is_a(base, type) else []
+    found: list[type] = [] if base is None else [base]
     for kind in found:
         found += type.__subclasses__(kind)
     return frozenset(map(id, found))

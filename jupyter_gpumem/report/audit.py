@@ -92,9 +92,9 @@ def _device_sheet(result: Audit, one: DeviceAudit, before: DeviceAudit | None) -
             sharing += " and what %gpumem_reserve holds"
             release = f"; {', '.join(map(release_line, one.reservations))} lets go of what is held"
         notes.append(
-            f"{format_bytes(lies.stranded)} cannot: {sharing} share their segments. They come free with these "
-            "(%gpumem_empty says how few, and which lines allocated them while %gpumem_record runs), or with the "
-            f"process{release}.{_setting(result)}"
+            f"{format_bytes(lies.stranded)} cannot go back to the driver: {sharing} share their segments. They come "
+            "free with these (%gpumem_empty says how few, and which lines allocated them while %gpumem_record runs), "
+            f"or with the process{release}.{_setting(result)}"
         )
     if lies.private:
         notes.append(
