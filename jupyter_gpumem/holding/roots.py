@@ -69,14 +69,15 @@ def _values_of(module: Any) -> list[Any]:
 def _error_locals(notebook: Notebook) -> Iterator[tuple[str, Any]]:
     """Yield the local names of the last error's frames, each frame once, with a label."""
     seen = set()
-    errors = notebook.exceptions()
-    label = type(errors[0]).__name__ if errors else "error"
+    # IPython and its debugger keep the frames of the error that they showed last, also when a later one had none.
+    others = "an earlier error" if notebook.exceptions() else "the last error"
     for kind, frame, line in _error_frames(notebook):
         if id(frame) in seen or namespace_of(frame) is notebook.names or is_machinery(frame):
             continue
         seen.add(id(frame))
+        error = f"the last error ({kind})" if kind else others
         for name, value in local_names(frame).items():
-            yield f"the last error ({kind or label}), function {frame.f_code.co_name}, line {line}: {name}", value
+            yield f"{error}, function {frame.f_code.co_name}, line {line}: {name}", value
 
 
 def _error_frames(notebook: Notebook) -> Iterator[tuple[str, FrameType, int]]:

@@ -56,6 +56,21 @@ def test_the_last_error_is_released_in_the_next_cell(gpu):
     assert allocated() == 0
 
 
+def test_what_an_earlier_error_left_is_not_the_last_ones(gpu):
+    """A cell that cannot be compiled has no frames: IPython keeps those that it showed before."""
+    gpu("fail()")
+    assert type(gpu("x = = 3").error) is SyntaxError
+    (line,) = gpu.shell.run_line_magic("gpumem_who", "-o").devices[0].holders
+    assert line.name == "an earlier error, function fail, line 3: act"
+    assert asked_for(gpu, "act") == line.name
+    assert steps(gpu)["last error"] == 32 * MiB
+
+
+def asked_for(gpu, name):
+    """Return what `%gpumem_who NAME` takes a name for."""
+    return gpu.shell.run_line_magic("gpumem_who", f"{name} -o").name
+
+
 @pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
 def test_every_traceback_mode(gpu, mode):
     """How tracebacks are shown does not matter."""
