@@ -47,7 +47,7 @@ chromium:
 	  ($(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null)
 
 # The wheel, installed into environments of its own: one with PyTorch, one without.
-wheel-test: $(READY)
+wheel-test: bundle
 	$(BIN)/pytest tests/packaging
 
 demo: $(READY)
