@@ -122,10 +122,7 @@ class Measure:
             _usage(*key, span, self._drivers.get(key), devices.driver_memory(*key)) for key, span in spans.items()
         ]
         if search_workspaces:
-            usages = [
-                replace(usage, workspaces=_workspaces.appeared(backend, usage))
-                for (backend, _), usage in zip(spans, usages, strict=True)
-            ]
+            usages = [_with_workspaces(backend, usage) for (backend, _), usage in zip(spans, usages, strict=True)]
         self.result = Measurement(
             devices=tuple(usages),
             elapsed_s=elapsed,
@@ -249,6 +246,11 @@ def missing_devices(labels: frozenset[str] | None = None) -> str:
 
 def _label(backend: Backend, index: int) -> str:
     return f"{backend.kind}:{index}"
+
+
+def _with_workspaces(backend: Backend, usage: DeviceUsage) -> DeviceUsage:
+    found = _workspaces.appeared(backend, usage)
+    return usage if found is None else replace(usage, workspaces=found)
 
 
 def _usage(

@@ -147,8 +147,6 @@ class Driver(Protocol):
         """Return every card of the machine, for processes that have not initialised one; indices are the driver's."""
 
 
-_MAIN = ("allocated_bytes", "reserved_bytes", "allocation")
-_LEVELS = ("active_bytes", "requested_bytes", "inactive_split_bytes")
 _NO_POOLS: Stats = {"all": {}}
 
 
@@ -176,14 +174,14 @@ def levels(stats: Stats) -> Levels:
 
 def counters(stats: Stats) -> Counters:
     """Pick the counters we report out of PyTorch's nested statistics; what is not there stays `None`."""
-    allocated, reserved, count = (stats.get(key, _NO_POOLS)["all"] for key in _MAIN)
-    active, requested, split = (stats.get(key, _NO_POOLS)["all"].get("current") for key in _LEVELS)
+    allocated, reserved = stats.get("allocated_bytes", _NO_POOLS)["all"], stats.get("reserved_bytes", _NO_POOLS)["all"]
+    count = stats.get("allocation", _NO_POOLS)["all"]
     return Counters(
         allocated.get("current"),
         reserved.get("current"),
-        active,
-        requested,
-        split,
+        stats.get("active_bytes", _NO_POOLS)["all"].get("current"),
+        stats.get("requested_bytes", _NO_POOLS)["all"].get("current"),
+        stats.get("inactive_split_bytes", _NO_POOLS)["all"].get("current"),
         live=count.get("current"),
         peak_allocated=allocated.get("peak"),
         peak_reserved=reserved.get("peak"),

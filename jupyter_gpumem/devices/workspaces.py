@@ -60,8 +60,8 @@ class WorkspaceLog:
 
     def appeared(self, backend: Backend, usage: DeviceUsage) -> int | None:
         """Return the bytes of workspaces that came in the interval; `None` if there are none or it cannot be told."""
-        smallest = min(sizes())
-        if (usage.delta_allocated or 0) < smallest or (usage.end.live or 0) > self._MOST_BLOCKS:
+        grown = usage.delta_allocated or 0
+        if grown <= 0 or grown < (smallest := min(sizes())) or (usage.end.live or 0) > self._MOST_BLOCKS:
             return None
         found = backend.workspaces(usage.device.index)
         seen_at, known = self._known.get(usage.device.label, (None, frozenset()))
