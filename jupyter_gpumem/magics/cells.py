@@ -183,41 +183,49 @@ class CellWatch:
             and not any(u.changed for u in measurement.devices)
         ):
             return  # a syntax error; only if one came up while compiling statement by statement has anything run
+        last = _cells_around() == 0
         if ended.options is None:
-            self._show_line(measurement)
+            self._show_line(measurement, last=last)
         else:
-            _work().deliver(self._session, ended.options, measurement, error)
+            _work().deliver(self._session, ended.options, measurement, error, last=last)
 
     def _inside_a_cell(self, *, itself: bool = False) -> bool:
         """Whether another cell encloses the one at hand, which is itself running already or not yet.
 
         The stack alone cannot tell: a `post` that was lost would leave every later cell inside that one.
         """
-        if not self._stack:
-            return False
-        frame = sys._getframe()
-        cells = 0
-        while frame.f_back is not None:
-            frame = frame.f_back
-            cells += frame.f_code.co_name == "run_cell_async"
-        return cells > itself
+        return bool(self._stack) and _cells_around() > itself
 
-    def _show_line(self, measurement: Measurement) -> None:
+    def _show_line(self, measurement: Measurement, *, last: bool) -> None:
         moved = [abs(size or 0) for u in measurement.devices for size in (u.peak_over_start, u.delta_allocated)]
         trouble = measurement.error or any(u.ooms or u.retries for u in measurement.devices)
         if self.auto is not None and (trouble or max(moved, default=0) >= self.auto.minimum):
             from jupyter_gpumem import report
 
-            self._session.show_text(report.measurement_line(measurement))
+            self._session.show_text(report.measurement_line(measurement), last=last)
 
     def _cleaned(self, raw_cell: str) -> list[str]:
-        """Return the lines of a cell as our transform gets them."""
+        """Return the lines of a cell as our transform gets them; of one that begins as it will, only the first."""
+        transforms = self._session.shell.input_transformers_cleanup
+        if self._transform not in transforms:
+            return []  # somebody has taken it out: the line stays, and the registered magic is run
+        before = tuple(transforms[: transforms.index(self._transform)])
         lines = raw_cell.splitlines(keepends=True)
-        for transform in self._session.shell.input_transformers_cleanup:
-            if transform is self._transform:
-                break
+        if raw_cell.startswith("%%") and before == _CLEANING:
+            return lines[:1]
+        for transform in before:
             lines = transform(lines)
         return lines
+
+
+def _cells_around() -> int:
+    """Return how many cells are running around the caller, in its thread."""
+    frame = sys._getframe()
+    cells = 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        cells += frame.f_code.co_name == "run_cell_async"
+    return cells
 
 
 def open_panel() -> Panel | None:

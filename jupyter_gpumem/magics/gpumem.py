@@ -122,6 +122,8 @@ def deliver(
     record: Record,
     error: BaseException | None = None,
     handled: BaseException | None = None,
+    *,
+    last: bool = False,
 ) -> Record | None:
     """Store, show or return a result, as the options say.
 
@@ -131,12 +133,13 @@ def deliver(
         record: the result.
         error: what ended the measured code.
         handled: what was being handled already when that code began.
+        last: whether a cell has just ended, and so nothing of it follows.
     """
     if options.variable is not None:
         session.shell.push({options.variable: record})  # type: ignore[no-untyped-call]
         if error is not None:
             session.errors.stored(error, options.variable, record, handled)
-    return session.deliver(options, record)
+    return session.deliver(options, record, last=last)
 
 
 def auto(session: Session, options: argparse.Namespace, local_ns: dict[str, Any] | None) -> None:  # noqa: ARG001

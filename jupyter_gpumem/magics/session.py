@@ -114,23 +114,23 @@ class Session:
             frame = frame.f_back
         return frame is not None
 
-    def show(self, record: Record) -> None:
+    def show(self, record: Record, *, last: bool = False) -> None:
         """Show a record, as text and HTML in one display call; apart from what the user's code prints."""
         from jupyter_gpumem import report
 
-        show(self.shell, report.mimebundle(record))
+        show(self.shell, report.mimebundle(record), last=last)
 
-    def deliver(self, options: argparse.Namespace, record: Record) -> Record | None:
+    def deliver(self, options: argparse.Namespace, record: Record, *, last: bool = False) -> Record | None:
         """Return or show a result, as `-o` and `-q` say."""
         if options.output:
             return record
         if not options.quiet:
-            self.show(record)
+            self.show(record, last=last)
         return None
 
-    def show_text(self, text: str) -> None:
+    def show_text(self, text: str, *, last: bool = False) -> None:
         """Show lines that have no other form."""
-        show(self.shell, {"text/plain": text})
+        show(self.shell, {"text/plain": text}, last=last)
 
 
 def _line_function(session: Session, magic: Magic) -> Any:

@@ -167,6 +167,12 @@ class Kernel:
         while text not in self._replies.setdefault(request, Reply()).stdout:
             self._take()
 
+    def wait_for_report(self, request: str) -> str:
+        """Return the text of the first report for a request as soon as it is there; the cell may go on."""
+        while not (reply := self._replies.setdefault(request, Reply())).displays:
+            self._take()
+        return reply.reports[0]
+
     @property
     def comms(self) -> list[dict[str, Any]]:
         """The data of all messages between widgets and their kernel side so far."""

@@ -8,6 +8,8 @@ from importlib import metadata
 
 import pytest
 
+from tests.kernel.client import PATIENCE
+
 OLD = metadata.version("ipykernel").startswith("6.")
 
 SAME = {
@@ -112,6 +114,32 @@ def test_a_report_comes_below_what_was_printed(kernel, size):
     order = [kind for kind, _ in itertools.groupby(reply.order)]  # what is long comes in pieces
     assert order == ["stdout", "stderr", "display_data", "stdout", "display_data"]
     assert len(reply.stdout) == size + 3
+
+
+def test_a_report_in_a_cell_that_goes_on(kernel):
+    """The report of a cell within a cell does not wait for the end of the outer one."""
+    request = kernel.send("get_ipython().run_cell('%%gpumem\\n1')\ninput()", allow_stdin=True)
+    assert kernel.wait_for_report(request)
+    kernel.client.get_stdin_msg(timeout=PATIENCE)
+    kernel.client.input("")
+    assert kernel.wait(request).status == "ok"
+
+
+@pytest.mark.parametrize("where", ["callback", "thread"])
+def test_a_report_that_no_reply_follows(kernel, where):
+    """A cell that was run behind the kernel's back gets its report too, though nothing else is sent after it."""
+    kernel.run(
+        "import asyncio, threading\n"
+        "def later():\n    get_ipython().run_cell('%%gpumem\\n1')\n"
+        "def start():\n    "
+        + {
+            "callback": "asyncio.get_event_loop().call_later(0.3, later)",
+            "thread": "threading.Timer(0.3, later).start()",
+        }[where]
+    )
+    request = kernel.send("start()")
+    kernel.wait(request)
+    assert kernel.wait_for_report(request)
 
 
 def test_a_report_beside_a_stream_of_the_users_own(kernel):
