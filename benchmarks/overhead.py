@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import json
+import random
 import statistics
 import sys
 import time
@@ -46,6 +47,8 @@ def main() -> None:
         while not (answer := run(client, "finished()")):
             time.sleep(0.5)
         results = json.loads(answer)
+        for name, milliseconds in until_idle(client, options.rounds).items():
+            results["variants"][name]["until_idle_ms"] = round(milliseconds, 4)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -80,6 +83,37 @@ print(took)
         manager.shutdown_kernel(now=True)
 
 
+def until_idle(client, rounds: int) -> dict[str, float]:
+    """Return the milliseconds from a cell's request to the kernel's being idle, as a front end sees it.
+
+    What a display costs beside the cell is in it: the kernel's output thread, the sockets, and reading the message.
+    """
+    cells = {
+        "plain": "pass",
+        "plain again": "pass",
+        "a bare display() call": "display({'text/plain': ''}, raw=True)",
+        "%%gpumem": "%%gpumem\npass",
+        "%%gpumem -q": "%%gpumem -q\npass",
+    }
+    times: dict[str, list[float]] = {name: [] for name in cells}
+    for number in range(rounds + 2):
+        for name in random.Random(number).sample(list(cells), len(cells)):
+            time.sleep(0.005)
+            began = time.perf_counter()
+            request = client.execute(cells[name])
+            while (
+                (message := client.get_iopub_msg(timeout=60))["msg_type"] != "status"
+                or message["content"]["execution_state"] != "idle"
+                or message["parent_header"]["msg_id"] != request
+            ):
+                pass
+            took = time.perf_counter() - began
+            client.get_shell_msg(timeout=60)
+            if number >= 2:
+                times[name].append(took)
+    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+
+
 def version(name: str) -> str | None:
     if name == "jupyter_gpumem":
         return jupyter_gpumem.__version__
@@ -106,15 +140,19 @@ def run(client, code: str) -> str:
 def table(results: dict) -> str:
     lines = [f"{results['device']}, torch {results['versions']['torch']}", ""]
     lines.append(
-        f"{'':24}{'empty cell':>14}{'added':>12}{'in a row':>12}{'100,000 allocations':>22}{'fastest quarter':>18}"
+        f"{'':24}{'empty cell':>14}{'added':>12}{'in a row':>12}{'until idle':>12}"
+        f"{'100,000 allocations':>22}{'fastest quarter':>18}"
     )
+    plain = results["variants"]["plain"]["until_idle_ms"]
     for name, row in results["variants"].items():
+        idle = row.get("until_idle_ms")
         if "error" in row:
             lines.append(f"{name:24}{row['error']}")
             continue
         slower = row.get("allocations_ratio")
         lines.append(
             f"{name:24}{row['empty_ms']:11.3f} ms{row['empty_added_ms']:9.3f} ms{row['in_a_row_added_ms']:9.3f} ms"
+            + (f"{idle - plain:9.3f} ms" if idle else " " * 12)
             + (
                 f"{100 * (slower - 1):+14.2f} ± {100 * row['allocations_ratio_error']:.2f} %"
                 f"{100 * (row['allocations_ratio_fastest_quarter'] - 1):+16.2f} %"
