@@ -151,7 +151,8 @@ def compare(options) -> None:
         **about,
         "command": " ".join(["python", *sys.argv]),
         "summary": summary_of_all(sets),
-        "sets": sets,
+        "listed": "checks that failed, and pairs that differ: all others are exact",
+        "sets": {name: found | differing(found) for name, found in sets.items()},
     }
     if options.again:
         results["the same run again"] = again(options.folder[0], options.again)
@@ -160,6 +161,13 @@ def compare(options) -> None:
         print("together:", *(f"{name:92}{value}" for name, value in results["summary"].items()), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def differing(found: dict) -> dict:
+    return {
+        "checks": {run: check for run, check in found["checks"].items() if check["mismatches"]},
+        "pairs": [pair for pair in found["pairs"] if pair["difference"]],
+    }
 
 
 def compare_set(folder) -> tuple[dict, dict]:
