@@ -45,6 +45,7 @@ class Code:
         function: the code of the function, if it is one; lines are then those of itself, not of its helpers.
         reaches: the dicts whose names it may bind, and other objects that it can reach.
         line: returns the text of a line.
+        codes: what it was compiled to, if it is no function.
         batch: the batch variable and its value.
         most: the largest value that may be tried; `None` for any.
         quietly: a context in which nothing that is printed is shown, unless there is an error.
@@ -57,6 +58,7 @@ class Code:
     function: CodeType | None = None
     batch: tuple[str, int] | None = None
     most: int | None = None
+    codes: Sequence[CodeType] = ()
     quietly: Callable[[], contextlib.AbstractContextManager[object]] = field(default=lambda: printed_on_error())  # noqa: PLW0108
 
 
@@ -109,7 +111,7 @@ def predict(
         Code(
             run,
             file,
-            [{} if namespace is None else namespace, function, plain, args, kwargs],
+            [{} if namespace is None else namespace, function, plain, args, tuple(kwargs.values())],
             functools.partial(linecache.getline, file),
             code,
             value,
@@ -170,6 +172,7 @@ def _forecast(code: Code, gpus: Sequence[str] | None, runs: int) -> Prediction:
         tuple(text.replace(f"{code.file}:", "line ", 1) if code.file else text for text in first.placeholders),
         first.not_undone,
         first.unsaved,
+        first.unwatched,
     )
 
 
@@ -196,9 +199,11 @@ def forecast_as_on(
     """Run code as on these cards, and say of each machine whether it fits there."""
     __tracebackhide__ = True
     from .virtual.trial import Trials
+    from .virtual.walk import names_in
 
     reaches, name = code.reaches, code.function or code.file
-    with Trials(cards, reaches, name, starting_settings(), aside).open() as trials:
+    names = frozenset().union(*map(names_in, code.codes))
+    with Trials(cards, reaches, name, starting_settings(), aside, names).open() as trials:
 
         def sample(batch: int | None) -> Run:
             __tracebackhide__ = True

@@ -81,6 +81,7 @@ def _predicted(
                 reaches,
                 lambda number: lines[number] if number < len(lines) else "",
                 batch=None if batch is None else (options.batch, batch.value()),
+                codes=prepared.codes,
                 quietly=_captured,
             ),
             options.gpu,
@@ -90,6 +91,8 @@ def _predicted(
         session.cells.auto = auto
         if session.errors.free != free:
             session.errors.free = free
+    if options.quiet and result.not_undone:  # what is different now is to be known, however little is to be shown
+        session.show_text(f"Not undone: {'; '.join(result.not_undone)}.")
     return deliver(session, options, result)
 
 

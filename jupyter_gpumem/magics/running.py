@@ -23,10 +23,12 @@ class Prepared(NamedTuple):
     Attributes:
         run: does so.
         file: the file name of the code in tracebacks.
+        codes: what it was compiled to.
     """
 
     run: Callable[[], Any]
     file: str
+    codes: tuple[CodeType, ...]
 
     def __call__(self) -> Any:
         """Run the code once."""
@@ -84,7 +86,7 @@ def prepare(
         exec(body, *namespaces)  # noqa: S102 - running the user's code is the magic's purpose
         return None if value is None else eval(value, *namespaces)  # noqa: S307
 
-    return Prepared(run, name)
+    return Prepared(run, name, (body,) if value is None else (body, value))
 
 
 def _leading_blank_lines(code: str) -> int:

@@ -107,6 +107,7 @@ class Prediction(Record):
         placeholders: where a value was asked for that does not exist, and what was given for it.
         not_undone: what the code changed that could not be put back.
         unsaved: files that `torch.save` was to write, and that were left as they are.
+        unwatched: variables that hold too much for all of it to be remembered, and that the code does not name.
     """
 
     devices: tuple[PredictedUse, ...]
@@ -117,6 +118,7 @@ class Prediction(Record):
     placeholders: tuple[str, ...] = ()
     not_undone: tuple[str, ...] = ()
     unsaved: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()
 
     def __getitem__(self, gpu: str) -> Fit:
         for fit in self.fits:

@@ -112,6 +112,10 @@ def _notes(prediction: Prediction) -> list[str]:
     if len(prediction.placeholders) > len(shown):
         notes.append(f"{len(prediction.placeholders) - len(shown)} more places where a value was assumed.")
     notes += [f"Not undone: {text}." for text in prediction.not_undone]
+    if prediction.unwatched:
+        notes.append(
+            f"Too large to be watched to the end: {', '.join(prediction.unwatched)}; the code names none of it."
+        )
     if prediction.unsaved:
         notes.append(f"Not written: {', '.join(prediction.unsaved)}.")
     notes.append(_HOW_SURE)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import sys
 import types
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .ownership import is_users
-from .ways import numpy_class, ways
+from .walk import NEAR, Origin, Walk
+from .ways import PLAIN_CONTAINERS, numpy_class, ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from .walk import Found
 
     _Kept = tuple[Any, Any, Callable[[Any], Any], Callable[[Any, Any], Any]]
 
 MOST = 200_000
-"""So many objects are remembered."""
+"""So many objects are remembered, and beyond that only what is near; see `Walk`."""
 
 _LEFT_ALONE = (types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 
@@ -32,22 +35,49 @@ class Contents:
     threads, files and sockets.
 
     Args:
-        roots: where to begin.
+        reaches: the dicts whose names code may bind, and other objects that it can reach.
+        names: the names that the code uses itself.
+        modules: the user's modules.
+        others: what is always remembered, wherever it is: models and optimizers.
 
     Attributes:
-        complete: whether all was remembered, not only the first `MOST`.
+        notes: a sentence if there was too much to be remembered of what the code can reach by names.
+        unwatched: the other variables that not all was remembered of.
         tensors, arrays, files: the tensors, the NumPy arrays and the files that were met.
     """
 
-    def __init__(self, roots: Iterable[Any]) -> None:
-        self.complete = True
+    def __init__(
+        self,
+        reaches: Iterable[Any],
+        names: Iterable[str],
+        modules: Sequence[types.ModuleType],
+        others: Iterable[Any],
+    ) -> None:
+        self._cut: dict[str, bool] = {}
         self.tensors: list[torch.Tensor] = []
         self.arrays: list[Any] = []
         self.files: list[Any] = []
         self._kept: list[_Kept] = []
         self._exchanging: list[_Kept] | None = None
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], Any]] = []
-        self._walk(roots)
+        self._seen: set[int] = set()
+        self._kinds: set[type] = set()
+        walk = Walk()
+        for reach in reaches:
+            if isinstance(reach, dict):
+                walk.add_names(reach, names)
+                self._remember(reach)
+            else:
+                walk.add(0, Origin("an argument", named=True), [reach])
+        for other in others:
+            walk.add(0, Origin(f"a {type(other).__name__}", named=True), [other])
+        for module in modules:
+            walk.add_names(vars(module), (), f"{module.__name__}.")
+            self._remember(module)
+        self._walk(walk)
+        reached = [label for label, named in self._cut.items() if named]
+        self.notes = [_too_many(reached)] if reached else []
+        self.unwatched = tuple(label for label, named in self._cut.items() if not named)
 
     def exchange(self, instead: Mapping[int, Any]) -> None:
         """Put other objects in the place of some, by their ids, until `restore`; of the same ones each time."""
@@ -72,30 +102,50 @@ class Contents:
             if _place(generator) != place
         ]
 
-    def _walk(self, roots: Iterable[Any]) -> None:
-        seen: set[int] = set()
-        kinds: set[type] = set()
-        todo = deque(roots)  # the nearest first: what is left out where there is too much lies deep
-        while todo:
-            item = todo.popleft()
-            if id(item) in seen or _is_left_alone(item):
-                continue
-            seen.add(id(item))
-            self._note(item)
+    def _walk(self, walk: Walk) -> None:
+        for found in walk:
+            item = found.item
             kind = type(item)
-            if kind not in kinds:
-                kinds.add(kind)
-                todo.extend(kind.__mro__)
-            for read, write in ways(item):
-                if len(self._kept) >= MOST:
-                    self.complete = False
-                    return
-                before = read(item)
-                self._kept.append((item, before, read, write))
-                todo.extend(_held(before))
-            todo.extend(_held(item) if isinstance(item, tuple) else ())
-            if isinstance(item, types.MethodType):
-                todo.append(item.__self__)
+            plain = kind in PLAIN_CONTAINERS
+            if id(item) in self._seen or (not plain and _is_left_alone(item)):
+                continue
+            if len(self._kept) >= MOST and found.distance > NEAR:
+                self._tell_unwatched(itertools.chain([found], walk.rest()))
+                return
+            if plain:
+                held = _held(*self._remember(item))
+                walk.add(found.distance + len(held), found.origin, held)
+                continue
+            self._note(item)
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                walk.add(found.distance, found.origin, kind.__mro__)
+            for before in self._remember(item):
+                _add_held(walk, found, before)
+            if isinstance(item, tuple):
+                walk.add(found.distance + len(item), found.origin, item)
+            elif isinstance(item, types.MethodType):
+                walk.add(found.distance, found.origin, [item.__self__])
+
+    def _remember(self, item: Any) -> list[Any]:
+        """Remember what an object holds; returns that."""
+        self._seen.add(id(item))
+        kept = [(item, read(item), read, write) for read, write in ways(item)]
+        self._kept += kept
+        return [before for _, before, _, _ in kept]
+
+    def _tell_unwatched(self, rest: Iterable[Found]) -> None:
+        for item, _, (label, named) in rest:
+            told = label in self._cut and (self._cut[label] or not named)
+            if not told and self._is_to_watch(item):
+                self._cut[label] = named
+
+    def _is_to_watch(self, item: Any) -> bool:
+        if id(item) in self._seen or _is_left_alone(item):
+            return False
+        if isinstance(item, tuple):
+            return any(map(self._is_to_watch, item))
+        return next(iter(ways(item)), None) is not None
 
     def _note(self, item: Any) -> None:
         if isinstance(item, torch.Tensor):
@@ -106,6 +156,13 @@ class Contents:
             self.files.append(item)
         elif isinstance(item, types.GeneratorType):
             self._generators.append((item, _place(item)))
+
+
+def _too_many(variables: Sequence[str]) -> str:
+    return (
+        f"what the code may have changed inside {', '.join(variables)}: there are more than {MOST:,} lists, dicts and "
+        "other objects, and those that lie in the largest containers are not watched"
+    )
 
 
 def _is_left_alone(item: Any) -> bool:
@@ -122,11 +179,36 @@ def _is_of_one_module(kind: type) -> bool:
     return issubclass(kind, torch.nn.Module) and getattr(module, "__dict__", {}).get(kind.__name__) is not kind
 
 
-def _held(before: Any) -> Iterable[Any]:
+def _held(before: Any) -> Collection[Any]:
     """Return the objects in what was read."""
     if isinstance(before, dict):
         return before.values()
     return before if isinstance(before, (list, tuple, set)) else ()
+
+
+def _add_held(walk: Walk, found: Found, before: Any) -> None:
+    """Have the objects met that are in what was read."""
+    item, distance, origin = found
+    if isinstance(item, types.ModuleType):
+        walk.add_names(before, (), f"{item.__name__}.")
+        return
+    held = list(_held(before))
+    if isinstance(item, types.FunctionType):
+        walk.add_globals(item, found)
+        cells = len(item.__code__.co_freevars)
+        for name, value in zip(item.__code__.co_freevars, held, strict=False):
+            walk.add(distance, origin._replace(label=name), [value])
+        held = held[cells:]
+    elif isinstance(item, type):
+        held = [function for value in held for function in _functions(value)]
+    walk.add(distance + len(held), origin, held)
+
+
+def _functions(value: Any) -> tuple[Any, ...]:
+    """Return the functions that stand in a class in another form; anything else as it is."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    return (value.fget, value.fset) if isinstance(value, property) else (value,)
 
 
 def _exchanged(owner: Any, before: Any, instead: Mapping[int, Any]) -> Any:

@@ -45,6 +45,7 @@ class Run(NamedTuple):
         placeholders: where values were assumed.
         not_undone: what could not be put back.
         unsaved: files that `torch.save` was to write, and did not.
+        unwatched: variables that not all of could be remembered, and that the code does not name.
     """
 
     cards: tuple[Card, ...]
@@ -55,6 +56,7 @@ class Run(NamedTuple):
     placeholders: tuple[str, ...]
     not_undone: tuple[str, ...]
     unsaved: tuple[str, ...]
+    unwatched: tuple[str, ...] = ()
 
 
 class Trials:
@@ -66,6 +68,7 @@ class Trials:
         code: the file name of the code, or the code of the function.
         settings: PyTorch's allocator settings; of no account where the session has a virtual GPU.
         beside: returns a context that puts back what the code changes elsewhere in this package.
+        names: the names that the code uses itself.
     """
 
     def __init__(
@@ -75,9 +78,10 @@ class Trials:
         code: str | CodeType,
         settings: AllocatorSettings,
         beside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        names: Iterable[str] = (),
     ) -> None:
         self._cards, self._reaches, self._code, self._settings = cards, list(reaches), code, settings
-        self._beside = beside
+        self._beside, self._used = beside, names
         self._names = BoundNames()
         self._gpu: session.VirtualGpu
         self._undo: Undo
@@ -96,7 +100,7 @@ class Trials:
                 patches = Patches()
                 leaving.callback(_close, patches, own=own)
             with _without_modes():
-                self._undo = Undo(self._reaches, len(self._gpu.cards), patches)
+                self._undo = Undo(self._reaches, len(self._gpu.cards), patches, self._used)
             yield self
 
     def run(self, code: Callable[[], object]) -> Run:
@@ -131,6 +135,7 @@ class Trials:
                 tuple(map(str, gpu.notes)),
                 (*self._undo.notes, *not_undone, *files.notes),
                 files.unsaved,
+                self._undo.unwatched,
             )
 
     def _put_back(self, patches: Patches, not_undone: list[str]) -> None:

@@ -47,22 +47,26 @@ class Undo:
         reaches: the dicts whose names code may bind, and other objects that it can reach.
         cards: how many virtual cards there are.
         patches: where the one function that has to be watched meanwhile is replaced.
+        names: the names that the code uses itself; their objects are remembered first.
 
     Attributes:
         tensors: all tensors of the process that are kept.
         optimizers: all optimizers.
         open_files: files that are open.
         notes: what cannot be put back whatever happens, a sentence each.
+        unwatched: variables that the code does not name, and that hold too much for all of it to be remembered.
     """
 
-    def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches) -> None:
+    def __init__(self, reaches: Iterable[Any], cards: int, patches: Patches, names: Iterable[str] = ()) -> None:
         tensors, others, files = _alive()
         self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
         self._contents = Contents(
+            reaches,
+            names,
+            modules_of_the_user(),
             [
-                *reaches,
-                *modules_of_the_user(),
                 *others,
+                *(part for one in self.optimizers for part in (*one.param_groups, *one.state.values())),
                 *_global_hooks(),
                 *(hooks for tensor in tensors.values() for hooks in hooks_of(tensor) if hooks),
                 sys.path,
@@ -71,7 +75,7 @@ class Undo:
                 sys.path_hooks,
                 gc.callbacks,
                 torch._tensor_str.PRINT_OPTS,
-            ]
+            ],
         )
         for tensor in filter(_plain_tensor, self._contents.tensors):
             tensors.setdefault(id(tensor), tensor)
@@ -90,7 +94,7 @@ class Undo:
         self._replaced = Replaced()
         self._settings = Settings()
         self.open_files = OpenFiles(self._contents.files, files)
-        self.notes = [] if self._contents.complete else ["there are too many objects to watch: changes in some stay"]
+        self.notes, self.unwatched = self._contents.notes, self._contents.unwatched
 
     def exchange(self, instead: Mapping[int, Any]) -> None:
         """Put other functions in the place of some, by their ids, wherever code has them; until `restore`."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 def ways(item: Any) -> Iterator[_Way]:
     """Yield how what an object holds is read, as a copy, and written back."""
+    if (exact := PLAIN_CONTAINERS.get(type(item))) is not None:
+        yield exact
+        return
     for kinds, read, write in _KINDS:
         if isinstance(item, kinds):
             yield read, write
@@ -241,3 +244,6 @@ _KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] 
     (random.Random, random.Random.getstate, random.Random.setstate),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
 )
+
+PLAIN_CONTAINERS: dict[type, _Way] = {dict: (dict, _write_dict), list: (list, _write_list), set: (set, _write_set)}
+"""What holds nothing beside its items; a data set may have millions of them."""

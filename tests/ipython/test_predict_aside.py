@@ -93,3 +93,12 @@ def test_a_cap_that_only_the_settings_ask_for_is_not_in_force(session):
     session("%gpumem_config per_process_memory_fraction:0.5 --force")
     assert session("gm.limit().devices[0].limit").value is None
     assert session("torch.empty(9 * 2**30, dtype=torch.uint8, device='cuda').nbytes").value == 9 * GiB
+
+
+def test_what_cannot_be_undone_is_said_also_where_nothing_else_is_to_be_shown(cells):
+    """With `-q`, one line; without anything of the kind, none."""
+    assert cells("%load_ext jupyter_gpumem\nimport torch\nnumbers = (n for n in range(9))").error is None
+    assert cells("%%gpumem_predict -q\n1").texts == []
+    told = cells("%%gpumem_predict -q\nnext(numbers)")
+    assert told.texts == ["Not undone: the generator <genexpr>() was advanced, which cannot be undone."]
+    cells("%unload_ext jupyter_gpumem")
