@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .ownership import is_users
-from .walk import NEAR, Origin, Walk
+from .walk import NEAR, SMALL, Origin, Walk
 from .ways import PLAIN_CONTAINERS, numpy_class, ways
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Contents:
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], Any]] = []
         self._seen: set[int] = set()
         self._kinds: set[type] = set()
+        self._small: list[int] = []
         walk = Walk()
         for reach in reaches:
             if isinstance(reach, dict):
@@ -91,6 +92,28 @@ class Contents:
         for owner, before, _, write in self._exchanging:
             write(owner, _exchanged(owner, before, instead))
 
+    def look(self) -> dict[int, Any]:
+        """Return what is held now, by the number of what holds it, for `keep_changes`; of rows of data sets nothing."""
+        return {number: read(owner) for number in self._small for owner, _, read, _ in [self._kept[number]]}
+
+    def keep_changes(self, since: dict[int, Any]) -> None:
+        """Have what was changed since then be as it was before already; what had been changed earlier is put back."""
+        for number, earlier in since.items():
+            owner, before, read, write = self._kept[number]
+            now = read(owner)
+            if not _same(now, earlier):
+                self._kept[number] = (owner, _merged(before, earlier, now), read, write)
+                self._exchanging = None
+
+    def add(self, modules: Iterable[types.ModuleType]) -> None:
+        """Remember also what these modules hold, which are new, and what can be reached from them."""
+        self._seen = {id(owner) for owner, *_ in self._kept}  # of others the ids may be those of new objects by now
+        self._exchanging = None
+        walk = Walk()
+        for module in modules:
+            walk.add(0, Origin(module.__name__, named=True), [module])
+        self._walk(walk)
+
     def restore(self) -> list[str]:
         """Put back what was changed; returns a sentence for each thing that cannot be."""
         for owner, before, read, write in reversed(self._kept):
@@ -112,25 +135,28 @@ class Contents:
             if len(self._kept) >= MOST and found.distance > NEAR:
                 self._tell_unwatched(itertools.chain([found], walk.rest()))
                 return
+            before = self._remember(item, small=found.distance <= SMALL)
             if plain:
-                held = _held(*self._remember(item))
+                held = _held(*before)
                 walk.add(found.distance + len(held), found.origin, held)
                 continue
             self._note(item)
             if kind not in self._kinds:
                 self._kinds.add(kind)
                 walk.add(found.distance, found.origin, kind.__mro__)
-            for before in self._remember(item):
-                _add_held(walk, found, before)
+            for one in before:
+                _add_held(walk, found, one)
             if isinstance(item, tuple):
                 walk.add(found.distance + len(item), found.origin, item)
             elif isinstance(item, types.MethodType):
                 walk.add(found.distance, found.origin, [item.__self__])
 
-    def _remember(self, item: Any) -> list[Any]:
+    def _remember(self, item: Any, *, small: bool = True) -> list[Any]:
         """Remember what an object holds; returns that."""
         self._seen.add(id(item))
         kept = [(item, read(item), read, write) for read, write in ways(item)]
+        if small:
+            self._small += range(len(self._kept), len(self._kept) + len(kept))
         self._kept += kept
         return [before for _, before, _, _ in kept]
 
@@ -238,6 +264,20 @@ def _same(now: Any, before: Any) -> bool:
         return bool(torch.equal(now, before))
     same: bool = now == before
     return same
+
+
+def _merged(before: Any, earlier: Any, now: Any) -> Any:
+    """Return what there was before with what has been changed between two later moments, as far as that can be told."""
+    if _same(earlier, before):
+        return now
+    if isinstance(before, dict):
+        kept = {key: value for key, value in before.items() if key in now or key not in earlier}
+        return kept | {key: value for key, value in now.items() if key not in earlier or earlier[key] is not value}
+    if type(before) is list and _same(now[: len(earlier)], earlier):
+        return before + now[len(earlier) :]
+    if isinstance(before, set):
+        return (before | (now - earlier)) - (earlier - now)
+    return before
 
 
 def _place(generator: types.GeneratorType[Any, Any, Any]) -> Any:

@@ -13,7 +13,7 @@ import torch
 from .ownership import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _ROOTS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.DataLoader)
 _NOTHING = object()
@@ -29,20 +29,38 @@ class Replaced:
     def __init__(self) -> None:
         self._before = [(owner, dict(vars(owner))) for owner in _owners()]
 
+    def look(self) -> dict[tuple[int, str], Any]:
+        """Return the functions of the user's that were put somewhere, for `keep_changes`."""
+        return {(id(owner), name): value for owner, _, name, value in self._put()}
+
+    def keep_changes(self, since: dict[tuple[int, str], Any]) -> None:
+        """Have the functions that were put somewhere since then stay there."""
+        for owner, before, name, value in self._put():
+            if since.get((id(owner), name), _NOTHING) is not value:
+                before[name] = value
+
+    def add(self, modules: Iterable[types.ModuleType]) -> None:
+        """Have what code puts into these modules go again as well."""
+        self._before += [(module, dict(vars(module))) for module in modules]
+
     def restore(self) -> None:
         """Have every name be what it was that is a function of the user's now."""
+        for owner, before, name, _ in self._put():
+            known = before.get(name, _NOTHING)
+            if known is _NOTHING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, known)
+
+    def _put(self) -> Iterator[tuple[Any, dict[str, Any], str, Any]]:
+        """Yield where functions of the user's are that were not there, and what there was."""
         for owner, before in self._before:
             now = vars(owner)
             if len(now) == len(before) and all(map(operator.is_, list(now.values()), before.values())):
                 continue
             for name, value in list(now.items()):
-                known = before.get(name, _NOTHING)
-                if value is known or not _is_users_function(value):
-                    continue
-                if known is _NOTHING:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, known)
+                if value is not before.get(name, _NOTHING) and _is_users_function(value):
+                    yield owner, before, name, value
 
 
 def _owners() -> Iterator[Any]:

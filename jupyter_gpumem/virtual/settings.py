@@ -74,6 +74,19 @@ class Settings:
             warnings.simplefilter("ignore")
             self._before = [(read, write, read()) for read, write in _readable(_settings())]
 
+    def look(self) -> list[Any]:
+        """Return what is set now, for `keep_changes`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [_read_now(read) for read, _, _ in self._before]
+
+    def keep_changes(self, since: list[Any]) -> None:
+        """Have what was set since then stay so, unless it had been changed before that; not the random numbers."""
+        settings = zip(self._before, since, self.look(), strict=True)
+        self._before = [
+            (read, write, _with_changes(before, earlier, now)) for (read, write, before), earlier, now in settings
+        ]
+
     def restore(self) -> None:
         """Put everything back."""
         run_all(functools.partial(_restore, *setting) for setting in self._before)
@@ -100,6 +113,28 @@ def _readable(settings: Iterator[_Setting]) -> Iterator[_Setting]:
         except (RuntimeError, OSError):
             continue
         yield read, write
+
+
+_UNREADABLE = object()
+
+
+def _read_now(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (RuntimeError, OSError):
+        return _UNREADABLE
+
+
+def _with_changes(before: Any, earlier: Any, now: Any) -> Any:
+    with contextlib.suppress(RuntimeError, ValueError):  # states of random numbers have no one answer
+        if now is _UNREADABLE or earlier == now:
+            return before
+        if earlier == before:
+            return now
+        if isinstance(before, dict):
+            kept = {name: value for name, value in before.items() if name in now or name not in earlier}
+            return kept | {name: value for name, value in now.items() if earlier.get(name) != value}
+    return before
 
 
 def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: Any) -> None:

@@ -14,6 +14,7 @@ from jupyter_gpumem.finishing import run_all, undivided, uninterrupted
 
 from . import session
 from .files import BoundNames, Files
+from .imports import keep_imports
 from .memory import VirtualMemory
 from .notes import VirtualValueWarning
 from .parts import Parts
@@ -116,6 +117,7 @@ class Trials:
                     self._undo.stand_in(gpu.memory)
                 files = Files(patches, self._names)
                 self._undo.exchange(files.instead)
+                keep_imports(patches, self._undo)
                 with uninterrupted():
                     self._undo.open_files.set_aside(files.open)
                 start = [allocator.total.size for allocator in gpu.memory.allocators]

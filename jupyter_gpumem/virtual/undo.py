@@ -19,14 +19,15 @@ from jupyter_gpumem.units import GiB, MiB
 from . import opened
 from .containers import Contents
 from .opened import OpenFiles
-from .ownership import modules_of_the_user
+from .ownership import is_users, modules_of_the_user
 from .replaced import Replaced
 from .settings import Settings
 from .storages import BACKEND, new_storage
 from .tensor_states import TensorState, hooks_of, version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    import types
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .memory import VirtualMemory
     from .patches import Patches
@@ -99,6 +100,19 @@ class Undo:
     def exchange(self, instead: Mapping[int, Any]) -> None:
         """Put other functions in the place of some, by their ids, wherever code has them; until `restore`."""
         self._contents.exchange(instead)
+
+    def before_import(self) -> tuple[Any, Any, Any]:
+        """Return what `after_import` needs, for a module that is about to be imported."""
+        return self._contents.look(), self._replaced.look(), self._settings.look()
+
+    def after_import(self, before: tuple[Any, Any, Any], modules: Sequence[types.ModuleType]) -> None:
+        """Have what was changed since be what there was, and have these modules, which are new, put back as well."""
+        contents, replaced, settings = before
+        self._contents.keep_changes(contents)
+        self._replaced.keep_changes(replaced)
+        self._settings.keep_changes(settings)
+        self._contents.add([module for module in modules if is_users(module.__name__)])
+        self._replaced.add([module for module in modules if not is_users(module.__name__)])
 
     def restore(self) -> list[str]:
         """Put everything back; returns a sentence for each thing that was changed and cannot be."""

@@ -20,6 +20,9 @@ NEAR = 100
 _UNNAMED = 10_000
 """So far away is a variable that the code does not name: small things of others come before the rows of a data set."""
 
+SMALL = 2 * _UNNAMED
+"""What lies farther away is in a large container: the rows of a data set, not what a session keeps its state in."""
+
 _PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None), types.BuiltinFunctionType})
 _NAME = re.compile(r"[^\W\d]\w*")
 
