@@ -19,6 +19,7 @@ from .memory import VirtualMemory
 from .notes import VirtualValueWarning
 from .parts import Parts
 from .patches import Patches
+from .process_groups import ProcessGroups
 from .settings import SignalHandlers
 from .undo import Undo
 
@@ -109,7 +110,7 @@ class Trials:
         __tracebackhide__ = True
         gpu, patches = self._gpu, Patches()
         not_undone: list[str] = []
-        handlers = SignalHandlers()
+        handlers, groups = SignalHandlers(), ProcessGroups()
         with undivided(self._beside()), undivided(gpu.trial()) as moved:
             try:
                 parts = Parts(gpu, moved, self._undo.tensors, self._undo.optimizers, self._code, patches)
@@ -126,7 +127,7 @@ class Trials:
                     contextvars.copy_context().run(code)
             finally:
                 with contextlib.ExitStack() as restoring:
-                    restoring.callback(self._put_back, patches, not_undone)
+                    restoring.callback(self._put_back, patches, groups, not_undone)
                     handlers.restore()
             return Run(
                 gpu.cards,
@@ -140,11 +141,16 @@ class Trials:
                 self._undo.unwatched,
             )
 
-    def _put_back(self, patches: Patches, not_undone: list[str]) -> None:
+    def _put_back(self, patches: Patches, groups: ProcessGroups, not_undone: list[str]) -> None:
         files, undo = self._undo.open_files, self._undo
         with uninterrupted(), _without_modes():  # a second Ctrl-C comes when all is as it was
             run_all(
-                (lambda: not_undone.extend(files.restore()), patches.undo, lambda: not_undone.extend(undo.restore()))
+                (
+                    lambda: not_undone.extend(groups.restore()),
+                    lambda: not_undone.extend(files.restore()),
+                    patches.undo,
+                    lambda: not_undone.extend(undo.restore()),
+                )
             )
 
 
