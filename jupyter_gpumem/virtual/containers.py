@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST = 200_000
 """So many objects are remembered, and beyond that only what is near; see `Walk`."""
 
-_LEFT_ALONE = (types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
+_LEFT_ALONE = (str, bytes, int, float, complex, type(None))
 
 
 class Contents:
@@ -148,7 +148,7 @@ class Contents:
                 _add_held(walk, found, one)
             if isinstance(item, tuple):
                 walk.add(found.distance + len(item), found.origin, item)
-            elif isinstance(item, types.MethodType):
+            elif isinstance(item, (types.MethodType, types.BuiltinFunctionType)):  # a list's `append`, say
                 walk.add(found.distance, found.origin, [item.__self__])
 
     def _remember(self, item: Any, *, small: bool = True) -> list[Any]:

@@ -16,11 +16,20 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_OF_PYTHON = {
+    *(f"collections.{name}" for name in ("ChainMap", "UserDict", "UserList", "UserString")),
+    *(f"queue.{name}" for name in ("Queue", "LifoQueue", "PriorityQueue")),
+    *(f"threading.{name}" for name in ("Event", "Semaphore", "BoundedSemaphore")),
+    *("_thread._local", "argparse.Namespace", "contextlib.ExitStack"),
+}
+"""Classes of Python's own that hold what the user puts into them, and nothing of the system's."""
 
 
 @functools.lru_cache(maxsize=4096)
 def is_of_the_user(kind: type) -> bool:
-    """Whether objects of a class are the user's: their own classes, and PyTorch's."""
+    """Whether objects of a class are the user's: their own classes, PyTorch's, and containers of Python's."""
+    if f"{kind.__module__}.{kind.__qualname__}" in _OF_PYTHON:
+        return True
     if issubclass(kind, _TORCH_OBJECTS) or kind in {types.SimpleNamespace, types.FunctionType}:
         return True
     return kind.__module__.partition(".")[0] == "torch" or is_users(kind.__module__)

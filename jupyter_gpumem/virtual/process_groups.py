@@ -12,8 +12,10 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         self._world: Any = torch.distributed.distributed_c10d._world if torch.distributed.is_available() else None
-        self._before: dict[Any, str] = {} if self._world is None else dict(self._world.pg_names)
-        self._count = self._before and self._world.group_count
+        self._before: dict[Any, str] = {}
+        self._count = 0
+        if self._world is not None:
+            self._before, self._count = dict(self._world.pg_names), self._world.group_count
 
     def restore(self) -> list[str]:
         """Destroy those that are new; returns a sentence for each that was destroyed, which cannot be made again."""

@@ -23,7 +23,7 @@ _UNNAMED = 10_000
 SMALL = 2 * _UNNAMED
 """What lies farther away is in a large container: the rows of a data set, not what a session keeps its state in."""
 
-_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None), types.BuiltinFunctionType})
+_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _NAME = re.compile(r"[^\W\d]\w*")
 
 

@@ -9,6 +9,8 @@ import pickle
 import random
 import sys
 import types
+import weakref
+from array import array
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -226,15 +228,34 @@ def _base_of(buffer: Any) -> Any:
     return io.BytesIO if isinstance(buffer, io.BytesIO) else io.StringIO
 
 
-def _write_bytes(owner: bytearray, before: bytes) -> None:
+def _write_items(owner: Any, before: Any) -> None:
     owner[:] = before
+
+
+def _read_weak(owner: Any) -> Any:
+    """Return the references that a weak dictionary or set has."""
+    return dict(owner.data) if isinstance(owner.data, dict) else set(owner.data)
+
+
+def _write_weak(owner: Any, before: Any) -> None:
+    """Put them back, without those to what is gone: nobody would take these out again."""
+    if isinstance(before, dict):
+        _write_dict(owner.data, {key: value for key, value in before.items() if _lives(key) and _lives(value)})
+    else:
+        _write_set(owner.data, set(filter(_lives, before)))
+
+
+def _lives(item: Any) -> bool:
+    return not isinstance(item, weakref.ref) or item() is not None
 
 
 _KINDS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
     (dict, dict, _write_dict),
     ((list, deque), list, _write_list),
     (set, set, _write_set),
-    (bytearray, bytes, _write_bytes),
+    (bytearray, bytes, _write_items),
+    (array, lambda items: items[:], _write_items),
+    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet), _read_weak, _write_weak),
     (types.FunctionType, _read_function, _write_function),
     (functools.partial, _read_partial, _write_partial),
     (functools._lru_cache_wrapper, _read_cache, _empty_cache),
