@@ -70,6 +70,7 @@ class VirtualGpu:
         registry = self._dispatcher.registry
         self._autocast.install(registry)
         own = Values(self.memory, self.notes).kernels() | Shapes(self.memory).kernels()
+        own["_to_copy"] = self._translation.copied
         self._dispatcher.register(own, factories=not real)
         attention.install(self.cards, registry)
         recurrent.install(self.kernels, registry)

@@ -12,11 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import node
 from torch.jit import _builtins as builtins
 from torch.jit import _recursive
 
 from . import appearance, refusals
-from .storages import BACKEND, devices
+from .storages import BACKEND, NATIVE, devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 _raw_device = torch._C.TensorBase.device.__get__
 _on_cpu = torch._C.TensorBase.is_cpu.__get__
+_to_copy = torch.ops.aten._to_copy.default
 _SUBCLASSES = {"_make_wrapper_subclass": (7, "device"), "_make_subclass": (99, "device_for_backend_keys")}
 """What makes tensors of subclasses, with the position and the name of the argument that is their device."""
+_OTHERS = ("empty_like", "full_like", "normal", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
+"""Functions that take a device, and are none of those that a default device is for."""
 _OTHER_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 
@@ -74,7 +78,7 @@ class Translation:
         Raises:
             RuntimeError: there is no such card; the text is CUDA's.
         """
-        if device is None or not self._on or isinstance(device, torch.Tensor):
+        if not self._on or not isinstance(device, (str, int, torch.device)):
             return device
         if isinstance(device, int):
             index: int | None = device
@@ -103,6 +107,12 @@ class Translation:
             for name, function in list(vars(owner).items()):
                 if not name.startswith("_") and callable(function) and _hashable(function) and function in constructors:
                     self.patches.set(owner, name, self._factory(function))
+        for name in _OTHERS:
+            self.patches.set(torch, name, self._factory(getattr(torch, name)))
+        self._keep_known()
+
+    def _keep_known(self) -> None:
+        """Let TorchScript and `torch.fx` know the functions that are replaced, which they do by their identity."""
         plain_find = builtins._find_builtin
 
         def find_builtin(function: Any) -> Any:
@@ -110,6 +120,12 @@ class Translation:
 
         for module in (builtins, _recursive):
             self.patches.set(module, "_find_builtin", find_builtin)
+        plain_module, likes = node._find_module_of_method, {self._factories[getattr(torch, name)] for name in _OTHERS}
+
+        def find_module(method: Any) -> str:
+            return "torch" if _hashable(method) and method in likes else str(plain_module(method))
+
+        self.patches.set(node, "_find_module_of_method", find_module)
 
     def _factory(self, function: Callable[..., Any]) -> Callable[..., Any]:
         translate = self.device
@@ -199,12 +215,24 @@ class Translation:
 
         self.patches.set(tensor, "record_stream", record_stream)
 
+    def copied(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return a copy of another type or on another device; `aten::_to_copy`, of a tensor of the virtual device.
+
+        On the host it is pinned where the copy does not block, as CUDA's is; there is no allocator for that here.
+        """
+        __tracebackhide__ = True
+        pinned = options.pop("pin_memory", None) or options.get("non_blocking")
+        options["non_blocking"] = False
+        made = _to_copy.redispatch(NATIVE, tensor, **options)
+        return self._pin(made) if pinned and made.is_cpu else made
+
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.pinned.add(tensor.untyped_storage())
+        if tensor.layout == torch.strided:  # a sparse one has no storage
+            self.pinned.add(tensor.untyped_storage())
         return tensor
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_cpu and tensor.untyped_storage() in self.pinned
+        return tensor.is_cpu and tensor.layout == torch.strided and tensor.untyped_storage() in self.pinned
 
     def _pinned_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cpu:
