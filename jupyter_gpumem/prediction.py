@@ -169,10 +169,11 @@ def _forecast(code: Code, gpus: Sequence[str] | None, runs: int) -> Prediction:
         time.monotonic() - began,
         search,
         None if not gpus or any(fit.fits for fit in table) else _smallest(first, CARDS),
-        tuple(text.replace(f"{code.file}:", "line ", 1) if code.file else text for text in first.placeholders),
+        _placed(first.placeholders, code),
         first.not_undone,
         first.unsaved,
         first.unwatched,
+        _placed(first.decisions, code),
     )
 
 
@@ -230,6 +231,10 @@ def forecast_as_on(
 
 
 # What a run says
+
+
+def _placed(texts: tuple[str, ...], code: Code) -> tuple[str, ...]:
+    return tuple(text.replace(f"{code.file}:", "line ", 1) if code.file else text for text in texts)
 
 
 def _uses(run: Run, code: Code) -> tuple[PredictedUse, ...]:

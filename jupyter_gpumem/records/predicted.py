@@ -98,6 +98,8 @@ class BatchSearch(Record):
 class Prediction(Record):
     """What code would need, and where it would fit.
 
+    Where there are decisions, both are of the way that the code went: another may take more.
+
     Attributes:
         devices: one entry for each device that it used.
         fits: the cards, smallest first.
@@ -108,6 +110,7 @@ class Prediction(Record):
         not_undone: what the code changed that could not be put back.
         unsaved: files that `torch.save` was to write, and that were left as they are.
         unwatched: variables that hold too much for all of it to be remembered, and that the code does not name.
+        decisions: where the code decides on such a value, as far as its source tells.
     """
 
     devices: tuple[PredictedUse, ...]
@@ -119,6 +122,7 @@ class Prediction(Record):
     not_undone: tuple[str, ...] = ()
     unsaved: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()
 
     def __getitem__(self, gpu: str) -> Fit:
         for fit in self.fits:

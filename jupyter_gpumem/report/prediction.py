@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jupyter_gpumem.records import BatchSearch, Fit, PredictedUse, Prediction
 
 _MOST_PLACEHOLDERS = 5
+_IF = "if decisions fall as assumed"
 _HOW_SURE = (
     "Nothing was computed, and what the code did is undone. Modelled: PyTorch's allocator, the temporaries of kernels "
     "and the workspaces of libraries. Assumed: a process of its own on an otherwise empty card. Not known: memory that "
@@ -21,22 +22,37 @@ _HOW_SURE = (
 
 def prediction_sheets(prediction: Prediction) -> list[Sheet]:
     """Return one sheet for each device, and one for the cards."""
-    sheets = [_use_sheet(use, prediction.seconds) for use in prediction.devices]
+    sheets = [_use_sheet(use, prediction) for use in prediction.devices]
     return [*sheets, _fits_sheet(prediction)]
 
 
-def _use_sheet(use: PredictedUse, seconds: float) -> Sheet:
-    heading = (use.device.label, f"prediction as on a {use.device.name}", format_seconds(seconds))
-    peak = use.peak_allocated
+def _use_sheet(use: PredictedUse, prediction: Prediction) -> Sheet:
+    open_ = (_IF,) if prediction.decisions else ()
+    heading = (
+        use.device.label,
+        f"prediction as on a {use.device.name}",
+        *open_,
+        format_seconds(prediction.seconds),
+    )
+    peak, way = use.peak_allocated, _way(prediction.decisions)
     if not peak:
-        return Sheet(heading, notes=("It allocates nothing on the GPU.",))
+        return Sheet(heading, notes=(*way, "It allocates nothing on the GPU."))
     rows = [(name, format_bytes(size), f"{100 * size / peak:.1f} %") for name, size in use.parts]
     rows += [("peak allocated", format_bytes(peak), ""), ("peak reserved", format_bytes(use.peak_reserved), "")]
     bar = tuple(size / peak for _, size in use.parts)
-    notes = [_place(use)]
+    notes = [*way, _place(use)]
     if use.start_allocated:
         notes.append(f"{format_bytes(use.start_allocated)} of it was there before, and counts to the end.")
     return Sheet(heading, (), tuple(rows), tuple(notes), bar)
+
+
+def _way(decisions: tuple[str, ...]) -> list[str]:
+    """Return what to know first where the way that the code went is not sure."""
+    if not decisions:
+        return []
+    more = len(decisions) - 1
+    others = f" (and {more} more place{'s' * (more > 1)})" if more else ""
+    return [f"The peak is that of the way the code went, and another may need much more; {decisions[0]}{others}."]
 
 
 def _place(use: PredictedUse) -> str:
@@ -72,6 +88,8 @@ def _fits_sheet(prediction: Prediction) -> Sheet:
     )
     if count > 1 and not fitting:
         heading = f"Fits on none of {count} cards"
+    if prediction.decisions:
+        heading += f", {_IF}"
     return Sheet((heading,), tuple(columns), rows, tuple(_notes(prediction)))
 
 

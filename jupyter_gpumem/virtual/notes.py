@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .decisions import decides
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -35,11 +37,15 @@ class Note:
     Attributes:
         file, line: the place.
         text: what was asked for, and what was given.
+        given: what was given.
+        decides: whether the code decides on it.
     """
 
     file: str
     line: int
     text: str
+    given: str
+    decides: bool
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.text}"
@@ -54,6 +60,18 @@ class Notes:
     def __iter__(self) -> Iterator[Note]:
         return iter(tuple(self._found))
 
+    @property
+    def decisions(self) -> list[str]:
+        """Return a sentence for each place at which the code decides on a value that was assumed."""
+        found: dict[tuple[str, int], str] = {}
+        for note in self._found:
+            if note.decides:
+                found.setdefault((note.file, note.line), note.given)
+        return [
+            f"{file}:{line}: a decision depends on a value that does not exist, taken to be {given}"
+            for (file, line), given in found.items()
+        ]
+
     def __len__(self) -> int:
         return len(self._found)
 
@@ -66,10 +84,16 @@ class Notes:
         finally:
             self._found = kept
 
-    def add(self, what: str, given: str) -> None:
-        """Note what was asked for and what was given for it, and warn when it is the first time at this place."""
+    def add(self, what: str, given: str, *, usual: bool = False) -> None:
+        """Note what was asked for and what was given for it, and warn when it is the first time at this place.
+
+        Args:
+            what: what was asked for.
+            given: what was given.
+            usual: whether it is what it would be on a real card, if the code is right.
+        """
         text = f"{what} has no value on a virtual GPU; it was given {given}"
-        note = Note(*place(), text)
+        note = Note(*place(), text, given, not usual and decides())
         if note not in self._found:
             self._found[note] = None
             warnings.warn_explicit(text, VirtualValueWarning, note.file, note.line)

@@ -45,6 +45,7 @@ class Run(NamedTuple):
         start: bytes that were allocated on each before it began.
         reserved: the most that was reserved on each.
         placeholders: where values were assumed.
+        decisions: where the code decides on one of them.
         not_undone: what could not be put back.
         unsaved: files that `torch.save` was to write, and did not.
         unwatched: variables that not all of could be remembered, and that the code does not name.
@@ -56,6 +57,7 @@ class Run(NamedTuple):
     start: list[int]
     reserved: list[int]
     placeholders: tuple[str, ...]
+    decisions: tuple[str, ...]
     not_undone: tuple[str, ...]
     unsaved: tuple[str, ...]
     unwatched: tuple[str, ...] = ()
@@ -136,6 +138,7 @@ class Trials:
                 start,
                 parts.reserved,
                 tuple(map(str, gpu.notes)),
+                tuple(gpu.notes.decisions),
                 (*self._undo.notes, *not_undone, *files.notes),
                 files.unsaved,
                 self._undo.unwatched,

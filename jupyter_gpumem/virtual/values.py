@@ -79,7 +79,7 @@ class Values:
             many = "more than one" if tensor.numel() else "no"
             raise RuntimeError(f"Boolean value of Tensor with {many} value{'s' * (not tensor.numel())} is ambiguous")
         if known.exact(tensor) is None and in_distributions():
-            self.notes.add("a check of values", "True")
+            self.notes.add("a check of values", "True", usual=True)
             return True
         return bool(self.scalar(tensor))
 

@@ -201,3 +201,19 @@ def test_help_and_completion(cells):
     assert "usage: %gpumem_predict [options] STATEMENT\n       %%gpumem_predict [options]" in text
     assert {"A100-40GB", "A100-80GB"} <= set(cells.complete("%%gpumem_predict --gpu A100"))
     assert "--batch" in cells.complete("%%gpumem_predict --ba")
+
+
+def test_a_decision_in_a_cell(cells):
+    """Where a placeholder decides, the heading says so, and the first sentence at which line of the cell."""
+    outcome = cells(
+        "%%gpumem_predict -v need --gpu T4\n"
+        "for step in range(3):\n"
+        "    loss = torch.ones(4, device='cuda').mean()\n"
+        "    if loss.item() < 1e-4: break\n"
+        "    kept = torch.empty(2**30, device='cuda')"
+    )
+    assert outcome.error is None
+    assert cells["need"].decisions == ("line 4: a decision depends on a value that does not exist, taken to be 0.0",)
+    text = str(cells["need"])
+    assert "Fits, if decisions fall as assumed" in text
+    assert "another may need much more; line 4: a decision" in text
