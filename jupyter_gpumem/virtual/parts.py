@@ -96,6 +96,14 @@ class Parts:
             self._allocated[device], self.reserved[device] = allocator.total.size, allocator.reserved
 
     def _mark_all(self, tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        with torch._C.DisableTorchFunction():  # parameters that have no shape yet refuse
+            tensors = list(tensors)
+            there = [tensor for tensor in tensors if tensor.get_device() >= 0]
+            made = [tensor for tensor in there if tensor.is_leaf]
+            returned = [tensor for tensor in there if not (tensor.is_leaf or tensor._is_view())]
+        for some, part in ((made, OTHER), (returned, ACTIVATIONS)):  # what a graph holds as well belongs to that
+            for tensor in some:
+                self._mark(tensor, part)
         for tensor in tensors:
             if isinstance(tensor, torch.nn.Parameter):
                 self._add_parameter(tensor)

@@ -51,6 +51,20 @@ def test_beside_the_sessions_own_virtual_gpu():
         assert torch.cuda.memory_allocated() == 0
 
 
+def test_what_was_made_before_is_other():
+    """Tensors that no graph holds are what the user made; the graph of an earlier forward pass is activations."""
+    with gm.virtual_gpu("T4"):
+        made, model = take(50 * MiB), torch.nn.Linear(1024, 1024, bias=False).cuda()
+        batch = torch.ones(3072, 1024, device="cuda")
+        out = model(batch).relu()
+        ((model.weight * 2).sum()).backward()
+        parts = dict(predict(lambda: take(10 * MiB)).devices[0].parts)
+        assert parts["other"] == 60 * MiB + batch.nbytes
+        assert parts["activations"] == out.nbytes  # in place of its input, of which only the graph of a product knows
+        assert (parts["parameters"], parts["gradients"]) == (4 * MiB, 4 * MiB)
+        assert made.is_cuda
+
+
 def test_a_recording_that_runs_knows_nothing_of_it(tmp_path):
     """On the session's own virtual GPU, what is recorded is what happened, and is replayed to the byte."""
     with gm.virtual_gpu("T4"), gm.record(tmp_path / "run.pickle") as recorded:
