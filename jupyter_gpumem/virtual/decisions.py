@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .places import TRIAL
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_OURS = (os.path.dirname(_HERE) + os.sep, _TORCH + "_ops.py")
-_RUNS = os.path.join(_HERE, "trial.py")
-"""It calls the code that is tried: what that returns goes no further."""
+_OURS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, _TORCH + "_ops.py")
 _AS_USUAL = os.path.join(_TORCH, "amp", "grad_scaler.py")
 """It leaves a step out where a gradient is infinite: what is assumed, zero, is what nearly always happens."""
 
@@ -73,7 +72,7 @@ def decides() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == _RUNS:
+        if file == TRIAL:  # what the code returns goes no further
             return False
         if not file.startswith(_OURS):
             if file == _AS_USUAL:

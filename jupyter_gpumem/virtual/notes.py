@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -13,17 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from .decisions import decides
+from .places import PACKAGES, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-_PACKAGES = tuple(
-    os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
-)
-_INSTALLED = re.compile(r"[/\\\\](?:site|dist)-packages[/\\\\]|^<frozen ")
 _DISTRIBUTIONS = os.path.join(os.path.dirname(torch.__file__), "distributions") + os.sep
-_SKIPPED = (*_PACKAGES, os.path.dirname(os.__file__) + os.sep)
 
 
 class VirtualValueWarning(UserWarning):
@@ -99,22 +94,10 @@ class Notes:
             warnings.warn_explicit(text, VirtualValueWarning, note.file, note.line)
 
 
-def place() -> tuple[str, int]:
-    """Return file and line of the innermost frame of the user's code: nothing that is installed, nothing of ours."""
-    innermost = sys._getframe(1)
-    frame: FrameType | None = innermost
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_SKIPPED) and not _INSTALLED.search(path):
-            return path, frame.f_lineno
-        frame = frame.f_back
-    return innermost.f_code.co_filename, innermost.f_lineno
-
-
 def in_distributions() -> bool:
     """Whether `torch.distributions` asks: no code of the user is between it and here."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
         if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
             return True
         frame = frame.f_back

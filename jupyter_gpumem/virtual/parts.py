@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._device import _device_constructors
 
+from .places import line_in
 from .tapes import (
     ACTIVATIONS,
     BACKWARD,
@@ -295,13 +296,12 @@ class Parts:
 
     def _line(self) -> int:
         """Return the innermost line of the user's code."""
+        if isinstance(self._code, str):
+            return line_in(self._code)
         frame: Any = sys._getframe(2)
-        wanted = self._code
-        while frame is not None:
-            if frame.f_code is wanted or frame.f_code.co_filename == wanted:
-                return int(frame.f_lineno)
+        while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
-        return 0
+        return 0 if frame is None else int(frame.f_lineno)
 
     def _mark(self, tensor: Any, part: str) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from jupyter_gpumem.errors import UnavailableError
 
 from . import convolutions, reductions
-from .notes import place
+from .places import place
 from .storages import contiguous, resize
 
 if TYPE_CHECKING:

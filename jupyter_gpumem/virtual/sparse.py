@@ -13,7 +13,7 @@ import torch
 
 from jupyter_gpumem.errors import UnavailableError
 
-from .notes import place
+from .places import place
 from .storages import BACKEND
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import known, refusals
-from .notes import Notes, in_distributions, place
+from .notes import Notes, in_distributions
+from .places import place
 from .storages import new_tensor
 
 if TYPE_CHECKING:

@@ -217,3 +217,21 @@ def test_a_decision_in_a_cell(cells):
     text = str(cells["need"])
     assert "Fits, if decisions fall as assumed" in text
     assert "another may need much more; line 4: a decision" in text
+
+
+@pytest.mark.parametrize(
+    "magic", ["%%time", "%%capture", "%%timeit -n1 -r1", "%%gpumem", "%%time\n\n", "%%gpumem\n%%time"]
+)
+def test_lines_under_another_magic(cells, magic):
+    """They are counted in the cell, whatever the other magic calls the code that it runs."""
+    outcome = cells(
+        f"%%gpumem_predict -v need --gpu T4\n{magic}\n"
+        "x = 1\n"
+        "value = torch.ones(2, device='cuda').sum().item()\n"
+        "large = torch.empty(2**40, device='cuda')"
+    )
+    assert outcome.error is None
+    need, line = cells["need"], 5 + magic.count("\n")
+    assert (need.devices[0].line, need.devices[0].text) == (line, "large = torch.empty(2**40, device='cuda')")
+    assert need["T4"].line == line
+    assert need.placeholders == (f"line {line - 1}: a tensor has no value on a virtual GPU; it was given 0.0",)
