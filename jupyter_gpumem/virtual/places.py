@@ -37,14 +37,14 @@ def place() -> tuple[str, int]:
 
 def line_in(file: str) -> int:
     """Return the innermost line of a file or a cell that runs, or 0; what a cell magic runs is of its cell."""
-    inner = start = sys._getframe(1)
-    frame = start.f_back
+    start: FrameType = sys._getframe(1)
+    inner, frame = start, start.f_back
     while frame is not None:
         if frame.f_code.co_filename == file:
             if inner.f_code.co_name == _RUNS_BODY:
                 return _lines(start)[0].get(file, frame.f_lineno)
             return frame.f_lineno
-        frame, inner = frame.f_back, frame
+        inner, frame = frame, frame.f_back
     return 0
 
 
