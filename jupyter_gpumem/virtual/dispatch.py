@@ -149,6 +149,7 @@ class Dispatcher:
         __tracebackhide__ = True
         signature = self._signatures.get(op)
         if signature is None:
+            refusals.check_kind(op)
             signature = self._signatures[op] = Signature(op)
         if signature.native:
             return op.redispatch(NATIVE, *args, **kwargs)

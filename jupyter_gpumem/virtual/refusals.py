@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jupyter_gpumem.errors import UnavailableError
+
+from .places import place
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -234,3 +238,17 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "multinomial": _multinomial,
 }
 """What is checked of an operator's arguments, by its name."""
+
+
+def check_kind(op: Any) -> None:
+    """Refuse an operator of a quantized layer, which has its weights in a form of its own, and in host memory.
+
+    Raises:
+        UnavailableError: it is one.
+    """
+    space, _, name = op._schema.name.partition("::")
+    if space.startswith("quantized") or name.startswith(("quantized_", "fbgemm_")):
+        file, line = place()
+        raise UnavailableError(
+            f"{name} of a quantized layer is not known to a virtual GPU, at {file}:{line}; run this line on the CPU"
+        )

@@ -19,7 +19,7 @@ from jupyter_gpumem.finishing import uninterrupted
 from . import requirements  # noqa: F401 - before what cannot be imported where it is not met
 
 # isort: split
-from . import attention, autocast, backend, claim, facade, recurrent, softmax, sparse
+from . import attention, autocast, backend, claim, facade, recurrent, scripted, softmax, sparse
 from .cards import Card, parse_cards
 from .dispatch import Dispatcher
 from .kernels import Kernels
@@ -65,6 +65,7 @@ class VirtualGpu:
         real = torch.cuda.is_available()
         backend.guard_storages()
         self._translation.install()
+        scripted.install(self.patches)
         _run_backward_here(self.patches)
         self._facade = facade.install(self)
         registry = self._dispatcher.registry

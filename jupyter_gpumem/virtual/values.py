@@ -110,7 +110,7 @@ class Values:
                 known.write(target, exact)
         elif exact is not None:
             target.copy_(exact)
-        else:
+        elif source.numel():
             guess = known.assumed(source)
             self.notes.add("a copy in host memory", "zeros" if guess is None else "what zeros lead to")
             target.zero_() if guess is None else target.copy_(guess)

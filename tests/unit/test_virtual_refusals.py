@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 
@@ -149,6 +150,60 @@ def test_tensors_that_are_not_modelled_are_refused_in_a_line(make):
     """None becomes a dense tensor of another type, which takes another amount of memory."""
     with pytest.raises(UnavailableError, match=r"not known to a virtual GPU, at .*; run this line on the CPU$"):
         make()
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, torch.nn.LSTM, torch.nn.GRU])
+def test_quantized_layers_are_refused_in_a_line(kind):
+    """Their weights stay in host memory whatever they are moved to, and no kernel of CUDA's knows them."""
+    layer = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(kind(8, 8)), {kind}).cuda()
+    with pytest.raises(
+        UnavailableError, match=r"of a quantized layer is not known .* at .*; run this line on the CPU$"
+    ):
+        layer(on(2, 1, 8))
+
+
+SCRIPTED = {
+    "scripted": lambda: torch.jit.script(torch.nn.Linear(8, 8)),
+    "inside another": lambda: torch.nn.Sequential(torch.jit.script(torch.nn.Linear(8, 8))),
+    "traced": lambda: torch.jit.trace(torch.nn.BatchNorm1d(8, affine=False), torch.ones(2, 8)),
+    "loaded": lambda: loaded(),
+}
+MOVES = {
+    "cuda": lambda module: module.cuda(),
+    "to": lambda module: module.to("cuda:0"),
+    "to a type as well": lambda module: module.to("cuda", torch.float16),
+}
+
+
+def loaded(**options):
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Linear(8, 8)), file)
+    file.seek(0)
+    return torch.jit.load(file, **options)
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("make", SCRIPTED.values(), ids=SCRIPTED)
+def test_modules_of_torchscript_are_not_moved_in_part(make, move):
+    """Their parameters would stay where they are, without a word; nothing of them has moved then."""
+    module = make()
+    with pytest.raises(UnavailableError, match="cannot move a TorchScript module; move the module before"):
+        move(module)
+    assert all(tensor.is_cpu for tensor in (*module.parameters(), *module.buffers()))
+
+
+def test_what_can_be_done_with_modules_of_torchscript():
+    """What the error advises, and what moves nothing."""
+    x = on(2, 8)
+    assert torch.jit.script(torch.nn.Linear(8, 8).cuda())(x).is_cuda
+    assert torch.jit.trace(torch.nn.Linear(8, 8).cuda(), x, check_trace=False)(x).is_cuda
+    module = loaded(map_location="cuda")
+    assert module.cuda()(x).is_cuda
+    assert module.half()(x.half()).dtype == torch.float16
+    assert torch.jit.script(torch.nn.Linear(8, 8)).cpu().double()(torch.ones(2, 8).double()).is_cpu
+    warnings.simplefilter("error", VirtualValueWarning)  # no value is asked for
+    with pytest.raises(UnavailableError, match="cannot move a TorchScript module"):
+        module.cpu()
 
 
 def test_a_nested_tensor_is_shown():
