@@ -97,15 +97,14 @@ def _known_fate(frame: FrameType) -> str:
 def _fate(frame: FrameType) -> str:
     """Return what becomes of a value that a frame has asked for, inside its function."""
     source = _source(frame.f_code.co_filename)
-    node = None if source is None else source.at(frame)
-    if source is None or node is None:
+    nodes = [] if source is None else source.at(frame)
+    if source is None or not nodes:
         return _DECIDES
     names = _Names(frame)
-    fate = source.climb(node, names)
-    if fate is _DECIDES or not names.found or frame.f_code.co_filename.startswith(_TORCH):
-        return fate
-    later = source.follow(node, names)
-    return fate if later is _NEITHER else later
+    fates = {source.climb(node, names) for node in nodes}
+    if names.found and not frame.f_code.co_filename.startswith(_TORCH):
+        fates.add(source.follow(nodes[0], names))
+    return next(fate for fate in (_DECIDES, _RETURNED, _NEITHER) if fate in fates)
 
 
 class _Names:
@@ -137,21 +136,24 @@ class _Source:
         self._tree = tree
         self._above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
-    def at(self, frame: FrameType) -> ast.AST | None:
-        """Return the innermost expression that a frame is at; what its statement is about where that is not told."""
+    def at(self, frame: FrameType) -> list[ast.AST]:
+        """Return the innermost expression that a frame is at; all calls of its statement where that is not told."""
         inside: list[Any] = []
         if sys.version_info >= (3, 11):
             positions = frame.f_code.co_positions()
             first, last, begin, end = next(itertools.islice(positions, frame.f_lasti // 2, None), (None,) * 4)
             if None not in (first, last, begin, end):
                 inside = [node for node in self._above if _covers(node, (first, begin), (last, end))]
-        if not inside:
+        told = bool(inside)
+        if not told:
             line = frame.f_lineno
             inside = [one for one in self._above if isinstance(one, ast.stmt) and one.lineno <= line <= _end(one)[0]]
         node = min(inside, key=_extent, default=None)
         if isinstance(node, ast.stmt):  # as for a name that is all of a test
-            return next((getattr(node, part) for part in _PARTS if hasattr(node, part)), None)
-        return node
+            node = next((part for name in _PARTS if (part := getattr(node, name, None)) is not None), None)
+        if told or node is None:
+            return [] if node is None else [node]
+        return [node, *(one for one in ast.walk(node) if isinstance(one, ast.Call))]
 
     def climb(self, node: ast.AST, names: _Names) -> str:
         """Return what becomes of an expression's value, and collect the names that it is given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import pytest
@@ -10,8 +11,15 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from jupyter_gpumem.prediction import predict  # noqa: E402
-from jupyter_gpumem.virtual import session  # noqa: E402
+from jupyter_gpumem.virtual import decisions, session  # noqa: E402
 from jupyter_gpumem.virtual.notes import VirtualValueWarning  # noqa: E402
+
+
+class Older:
+    """What is asked of `sys`, as Python 3.10 answers."""
+
+    version_info = (3, 10)
+    _getframe = staticmethod(sys._getframe)
 
 
 def some():
@@ -225,6 +233,14 @@ def test_what_does_not_decide_leaves_it_sure(code):
     assert not result.decisions
     assert "Fits" in str(result).splitlines()
     assert "if decisions" not in str(result)
+
+
+@pytest.mark.parametrize("code", [*DECIDING, *NOT_DECIDING], ids=lambda code: code.__name__)
+def test_where_only_the_line_is_told(code, monkeypatch):
+    """Python 3.10 does not tell which expression of a line a frame is at: then all of its calls count."""
+    monkeypatch.setattr(decisions, "sys", Older)
+    monkeypatch.setattr(decisions, "_fates", {})
+    assert bool(predict(code, gpu="T4").decisions) == (code in DECIDING)
 
 
 def test_the_line_is_named():
