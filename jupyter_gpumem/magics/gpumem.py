@@ -86,7 +86,7 @@ def _measured(
             try:
                 measure.start()
                 value = run()
-                if options.output or options.repeat is not None:
+                if options.output or options.repeat is not None or run.silent:
                     value = None  # nobody gets it: what it holds does not stay
             except BaseException as error:
                 failure = error

@@ -6,6 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from IPython.core.displayhook import DisplayHook
+
 from jupyter_gpumem.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ class Prepared(NamedTuple):
         run: does so.
         file: the file name of the code in tracebacks.
         codes: what it was compiled to.
+        silent: whether a `;` at the end silences the value: nobody gets it, as at the end of a cell.
     """
 
     run: Callable[[], Any]
     file: str
     codes: tuple[CodeType, ...]
+    silent: bool
 
     def __call__(self) -> Any:
         """Run the code once."""
@@ -86,7 +90,8 @@ def prepare(
         exec(body, *namespaces)  # noqa: S102 - running the user's code is the magic's purpose
         return None if value is None else eval(value, *namespaces)  # noqa: S307
 
-    return Prepared(run, name, (body,) if value is None else (body, value))
+    codes = (body,) if value is None else (body, value)
+    return Prepared(run, name, codes, DisplayHook.semicolon_at_end_of_expression(source))
 
 
 def _leading_blank_lines(code: str) -> int:

@@ -192,8 +192,12 @@ class _WithHelp:
 
 
 def _dressed(function: Callable[..., Any], options: Options) -> Any:
-    """Return the function as IPython wants it: code of the user's unexpanded, its value silenced by a semicolon."""
-    dressed = ipython_magic.output_can_be_silenced(_WithHelp(function, options))
+    """Return the function as IPython wants it: code of the user's unexpanded.
+
+    Not `output_can_be_silenced`: a semicolon ends the user's code, whose value is dropped while it is measured; IPython
+    would drop the result of `-o` too.
+    """
+    dressed = _WithHelp(function, options)
     return ipython_magic.no_var_expand(dressed) if options.takes_statement else dressed
 
 

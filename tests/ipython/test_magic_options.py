@@ -222,15 +222,6 @@ def test_a_statement_sees_the_locals_of_a_function(cells):
     assert cells("def f(inner):\n    return get_ipython().run_line_magic('gpumem', '-q inner + 1')\nf(1)").value == 2
 
 
-@pytest.mark.parametrize("code", ["%gpumem 6 * 7;", "%%gpumem\n6 * 7;", "%%gpumem -q\n6 * 7;"])
-def test_a_semicolon_silences_the_value(cells, code):
-    """`;` hides the value, as anywhere in IPython."""
-    outcome = cells(code)
-    assert outcome.error is None
-    assert "42" not in outcome.stdout
-    assert "_" not in cells or cells["_"] != 42
-
-
 @pytest.mark.parametrize("prefix", ["%gpumem ", "%%gpumem\n", "%%gpumem -r 1\n"])
 def test_braces_and_dollars_reach_the_code_unchanged(cells, prefix):
     """`{x}` and `$x` are not expanded, though a variable of that name exists."""
