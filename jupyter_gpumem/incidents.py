@@ -6,6 +6,8 @@ it ended are told then: they wait with the error, which goes when they are of no
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,10 @@ _WAITING = "gpumem_waiting"
 _OF_MEMORY = (RuntimeError, MemoryError)
 """What errors about memory are, the ones that something else may be raised from."""
 
+_NUMBER = "gpumem_number"
+"""The attribute of an error by which it is known again without being kept, which would keep its frames."""
+
+_numbers = itertools.count(1)
 _last: list[OomIncident] = []
 _releasing: list[bool] = []
 
@@ -44,6 +50,12 @@ def last_oom() -> OomIncident | None:
 def forget_oom() -> None:
     """Drop it (`%unload_ext`)."""
     _last.clear()
+
+
+def number_of_last() -> int | None:
+    """Return what the error that the session showed last is known by, or `None` if there was none."""
+    error = getattr(sys, "last_value", None)
+    return vars(error).setdefault(_NUMBER, next(_numbers)) if isinstance(error, BaseException) else None
 
 
 def release_errors(*, on: bool) -> None:

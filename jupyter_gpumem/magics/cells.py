@@ -169,7 +169,7 @@ class CellWatch:
         ended = stack.pop()
         if ended.measure is None:
             return
-        error = KeyboardInterrupt() if result is None else result.error_in_exec or result.error_before_exec
+        error = KeyboardInterrupt() if result is None else self._session.errors.error_of(result)
         measurement = ended.measure.stop(
             None if error is None else type(error), search_workspaces=ended.options is not None
         )

@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_gpumem.errors import UnavailableError
 from jupyter_gpumem.importing import TorchImportWatch
@@ -28,6 +32,7 @@ class ErrorWatch:
     def __init__(self, session: Session) -> None:
         self._free = False
         self._session = session
+        self._shown_before: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()  # by IPython's info of a cell
         self._import_watch = TorchImportWatch(_observe)
 
     @property
@@ -64,8 +69,9 @@ class ErrorWatch:
             incidents.forget_oom()
             incidents.release_errors(on=False)
 
-    def _before(self, info: Any) -> None:  # noqa: ARG002
+    def _before(self, info: Any) -> None:
         """See to it that the state is kept when memory runs out in the cell. On `pre_run_cell`."""
+        self._shown_before[info] = number_of_last()
         if "torch" in sys.modules:
             _observe()
         else:
@@ -80,9 +86,11 @@ class ErrorWatch:
     def _after(self, result: Any) -> None:
         """Explain, note or release what made the cell fail. On `post_run_cell`."""
         self._import_watch.remove()
-        error = None if result is None else result.error_in_exec
-        if error is None or "torch" not in sys.modules:
+        error = self.error_of(result)
+        if error is None or error is getattr(result, "error_before_exec", None) or "torch" not in sys.modules:
             return
+        if self._is_captured():
+            return  # the cell around explains it, below the traceback
         from jupyter_gpumem import devices
 
         if devices.note_loss(error):
@@ -99,6 +107,21 @@ class ErrorWatch:
                 free(outputs=False, cycles=False, cache=False, notebook=Notebook(self._session.shell))
             except KeyboardInterrupt:
                 self._session.show_text("Letting go of the error was interrupted; %gpumem_free does it.")
+
+    def error_of(self, result: Any) -> BaseException | None:
+        """Return what a cell failed with: what ended it, or else an error that IPython showed in it and went on."""
+        if result is None:
+            return None
+        error: BaseException | None = result.error_in_exec or result.error_before_exec
+        if error is None and result.info in self._shown_before:
+            error = shown_since(self._shown_before[result.info])
+        return error
+
+    def _is_captured(self) -> bool:
+        """Whether what is displayed is captured (`%%capture`), but not tracebacks, which a kernel sends by itself."""
+        shell = self._session.shell
+        sends_tracebacks = type(shell)._showtraceback is not InteractiveShell._showtraceback
+        return sends_tracebacks and isinstance(shell.display_pub, CapturingDisplayPublisher)
 
     def stored(self, error: BaseException, name: str, record: Any, handled: BaseException | None = None) -> None:
         """Have the result of what an error ended say why, if the error is explained and the result is still there.
@@ -139,6 +162,23 @@ def _observe() -> None:
     from jupyter_gpumem.oom.observer import observe
 
     observe()
+
+
+def number_of_last() -> int | None:
+    """Return what the error that the session showed last is known by, or `None` if there was none."""
+    if not hasattr(sys, "last_value"):
+        return None
+    from jupyter_gpumem import incidents
+
+    return incidents.number_of_last()
+
+
+def shown_since(number: int | None) -> BaseException | None:
+    """Return the last error that IPython has shown since `number_of_last` returned this, or `None`.
+
+    It shows an error that it does not let through: that of a script (`%run`), or of what formats a value.
+    """
+    return None if number_of_last() == number else sys.last_value
 
 
 def _with_reason(record: Measurement | Series, found: OomExplanation) -> Record:

@@ -15,6 +15,7 @@ from jupyter_gpumem.records import Series
 from jupyter_gpumem.units import format_bytes
 
 from .cells import Auto
+from .errors import number_of_last, shown_since
 from .running import prepare
 
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ def _measured(
         for number in range(1, (options.repeat or 1) + 1):
             value = None  # so that a run never overlaps with the result of the one before
             measure = Measure(devices=options.device)
+            shown = number_of_last()
             try:
                 measure.start()
                 value = run()
+                failure = shown_since(shown)
                 if options.output or options.repeat is not None or run.silent:
                     value = None  # nobody gets it: what it holds does not stay
             except BaseException as error:
@@ -95,6 +98,8 @@ def _measured(
                 if measure.running:
                     result = measure.stop(None if failure is None else type(failure))
                     runs.append(result if options.repeat is None else replace(result, repeat=(number, options.repeat)))
+            if failure is not None:
+                break
     finally:
         try:
             if runs:  # else the measuring itself was interrupted

@@ -31,8 +31,11 @@ _OURS = __name__.partition(".")[0]
 _ASKING = f"{_OURS}.devices.controls"
 """Where this package itself asks PyTorch for memory: what is refused there is told by whoever asked."""
 
-_CELL = ("run_cell_async", "IPython")
-"""The function that runs cells, and whose it is."""
+_CELL = "run_cell_async"
+"""The function of IPython's that runs cells."""
+
+_RUNNING = {"safe_execfile": "%run", "safe_run_module": "%run", "_run_with_debugger": "%debug"}
+"""Functions of IPython's that run code and show its error themselves, and the magics that are known for it."""
 
 _SHELL = frozenset({"IPython", "ipykernel", "tornado"})
 
@@ -251,8 +254,10 @@ def _came() -> str:
     """Return how an error comes that ends no cell."""
     thread = next((one for one in threading.enumerate() if one.ident == threading.get_ident()), None)
     # The backward pass has threads of its own, which Python did not start; what fails there is raised in the caller's.
-    if thread is None or isinstance(thread, threading._DummyThread) or _in_cell():
-        return "handled by the code"
+    around = _around()
+    if thread is None or isinstance(thread, threading._DummyThread) or around is not None:
+        magic = _RUNNING.get(around or "")
+        return "handled by the code" if magic is None else f"raised in code that {magic} ran"
     task = _task()
     if task is not None:
         return f"raised in the task {task.get_name()!r}"
@@ -261,8 +266,11 @@ def _came() -> str:
     return "raised in a callback"
 
 
-def _in_cell() -> bool:
-    return any((frame.f_code.co_name, _package(frame.f_globals)) == _CELL for frame in _frames())
+def _around() -> str | None:
+    """Return the function of IPython's, of those that run code, that runs this; `None` outside of cells."""
+    known = {_CELL, *_RUNNING}
+    names = (frame.f_code.co_name for frame in _frames() if _package(frame.f_globals) == "IPython")
+    return next((name for name in names if name in known), None)
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -131,7 +131,7 @@ class Measurement(Record):
         elapsed_s: wall time in seconds. Nothing is synchronised for it: work still queued on a GPU is not in it.
         rss_delta: change of this process's resident host memory, in bytes.
         label: the name given by the user, if any.
-        error: the type of the exception that ended it, or `None`.
+        error: the type of the exception that ended it, or that IPython showed in it (`%run`), or `None`.
         missing: why no device could be read, in one sentence, or `None`.
         repeat: which repetition this is, starting at 1, and of how many: `(2, 5)`; `None` without repetitions.
         oom: why memory ran out, if that is what ended it and the error was explained: in a notebook with the extension

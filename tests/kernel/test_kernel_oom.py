@@ -78,6 +78,19 @@ def test_retrying_releases_what_the_failed_attempt_held(virtual):
     assert max(peaks) == peaks[0]
 
 
+@pytest.mark.parametrize("code", ["%run -i {script}", "%%capture shown\n%run -i {script}", "%%capture shown\nshare(2)"])
+def test_an_error_that_does_not_end_the_cell_is_explained_below_its_traceback(virtual, tmp_path, code):
+    """IPython shows it itself (`%run`), and does so also where everything else that a cell shows is captured."""
+    script = tmp_path / "script.py"
+    script.write_text("share(2)\n")
+    reply = virtual.run(code.format(script=script))
+    assert len(reply.errors) == 1
+    (below,) = reply.displays
+    assert "One request of 48.00 GiB on a card of 24.00 GiB" in below["text/plain"]
+    assert value(virtual, "len(shown.outputs) if 'shown' in globals() else 0") == 0
+    virtual.run("%gpumem_free -q", store_history=False)
+
+
 QUIETLY = """
 import asyncio, threading
 def quietly():
