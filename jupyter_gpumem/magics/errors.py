@@ -178,7 +178,8 @@ def shown_since(number: int | None) -> BaseException | None:
 
     It shows an error that it does not let through: that of a script (`%run`), or of what formats a value.
     """
-    return None if number_of_last() == number else sys.last_value
+    shown: BaseException | None = getattr(sys, "last_value", None)  # none where it was released meanwhile
+    return None if number_of_last() == number else shown
 
 
 def _with_reason(record: Measurement | Series, found: OomExplanation) -> Record:

@@ -91,7 +91,8 @@ def prepare(
         return None if value is None else eval(value, *namespaces)  # noqa: S307
 
     codes = (body,) if value is None else (body, value)
-    return Prepared(run, name, codes, DisplayHook.semicolon_at_end_of_expression(source))
+    silent: bool = DisplayHook.semicolon_at_end_of_expression(source)  # type: ignore[no-untyped-call]
+    return Prepared(run, name, codes, silent)
 
 
 def _leading_blank_lines(code: str) -> int:

@@ -78,6 +78,8 @@ def test_an_earlier_error_is_not_that_of_the_code(gpu):
     assert sum("Out of memory" in text for text in outcome.texts) == 1
     outcome = gpu("get_ipython().run_cell('%run oom.py')")
     assert sum("Out of memory" in text for text in outcome.texts) == 1
+    outcome = gpu("%gpumem_free -q\n%gpumem -v cost 1 + 1;")
+    assert (gpu["cost"].error, outcome.stdout, outcome.stderr) == (None, "", "")
 
 
 @pytest.mark.usefixtures("script")
