@@ -172,4 +172,7 @@ _KINDS = {
 
 
 def _why(where: bytes) -> str:
-    return f"it {_KINDS.get(where[0], 'holds something')}, which no recording does; nothing of it was run"
+    kind = _KINDS.get(where[0])
+    if kind is None:
+        return f"it has a byte (0x{where[0]:02x}) where none has it: something else, or damaged; copy or save it again"
+    return f"it {kind}, which no recording does; nothing of it was run"

@@ -201,12 +201,11 @@ class Recording:
                 for event in self._about_memory(device)
                 if event["action"] in _SIGNS
             )
-            trace = compile_trace(
-                events,
-                self.circumstances(device),
-                reserved=max(0, _total(segments) - net),
-                pools=_pool_finder(segments),
-            )
+            reserved, pools = max(0, _total(segments) - net), _pool_finder(segments)
+            try:
+                trace = compile_trace(events, self.circumstances(device), reserved=reserved, pools=pools)
+            except RecordingError as error:
+                raise RecordingError(f"{self.source}: {error}") from error
             add_start(trace, _living(segments, trace))
             if trace.start:
                 count, size = len(trace.start), format_bytes(sum(block[1] for block in trace.start))

@@ -94,6 +94,10 @@ def _check_segment(number: int, segment: Any) -> None:
         raise RecordingError(f"{where} has {inside:,} bytes of blocks in {segment['total_size']:,} bytes")
 
 
+_WITH_NUMBERS = frozenset({"alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap"})
+"""Actions of events that cannot be understood without a size and an address."""
+
+
 def check_events(device: int, events: list[Any]) -> None:
     """Refuse the trace of a device if any of its events is not of PyTorch's format.
 
@@ -123,6 +127,9 @@ def _check_numbers(where: str, name: str, events: list[dict[str, Any]]) -> None:
             array("Q", map(itemgetter(name), events))
         except KeyError:
             array("Q", map(dict.get, events, repeat(name), repeat(0)))
+            for event in events:
+                if name not in event and event["action"] in _WITH_NUMBERS:
+                    raise RecordingError(f"{where} has an event without {name!r}: {event['action']}") from None
     except (TypeError, OverflowError) as error:
         raise RecordingError(f"{where} has an event with an impossible {name}") from error
 

@@ -50,6 +50,38 @@ def test_files_with_changed_bytes_are_read_or_refused(tmp_path):
     assert outcomes == {"read", "refused"}
 
 
+def test_a_changed_byte_in_a_packed_file_is_called_damage(tmp_path):
+    """What unpacks to nonsense may be a recording that was damaged: it is said to copy it again."""
+    data = pickle.dumps(snapshot(), protocol=4)
+    path = tmp_path / "x.pickle.gz"
+    path.write_bytes(gzip.compress(data[:11] + b"\x00" + data[12:]))
+    with pytest.raises(RecordingError, match=r"^x.pickle.gz is not a recording: .* damaged; copy or save it again$"):
+        read_recording(path)
+
+
+@pytest.mark.parametrize("action", ["alloc", "segment_alloc", "segment_free", "segment_map"])
+@pytest.mark.parametrize("name", ["size", "addr"])
+def test_an_event_without_its_numbers_is_named_with_the_file(tmp_path, action, name):
+    """The error says which file, what is missing, and of what kind of event."""
+    event = {"action": action, "addr": 512, "size": 512, "stream": 0}
+    del event[name]
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}, protocol=4))
+    with pytest.raises(RecordingError) as error:
+        read_recording(path).trace(0)
+    said = f"x.pickle is not a recording: its trace of device 0 has an event without '{name}': {action}"
+    assert str(error.value) == said
+
+
+def test_an_event_that_cannot_be_replayed_is_named_with_the_file(tmp_path):
+    """Where it shows only when the trace is prepared, too."""
+    event = {"action": "alloc", "addr": 5, "size": 5, "stream": 0, "pool_id": "ab"}
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}, protocol=4))
+    with pytest.raises(RecordingError, match=r"^x.pickle: an event of the trace is malformed: "):
+        read_recording(path).trace(0)
+
+
 def test_random_opcodes_are_refused_or_read(tmp_path):
     """Pickles made of random opcodes never run, crash or hang anything."""
     chance = random.Random(2)
@@ -72,7 +104,7 @@ def zeros_in(tmp_path, head, size):
 
 
 @pytest.mark.parametrize(
-    ("head", "said"), [(b"", "not a pickle"), (HEAD, "holds something"), (HEAD + b"}", "holds so")]
+    ("head", "said"), [(b"", "not a pickle"), (HEAD, "0x00"), (HEAD + b"}", "something else, or damaged")]
 )
 def test_a_bomb_is_refused_where_it_begins(tmp_path, monkeypatch, head, said):
     """Gigabytes of zeros in a small file are not unpacked: the first piece shows that they are no recording."""
