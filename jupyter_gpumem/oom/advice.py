@@ -114,7 +114,8 @@ class Advisor:
         if self._place.margin:
             text = f"keep less free than {100 * self._place.margin:.3g} % of the card: a smaller margin, or margin=0"
             return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]
-        text = f"raise the cap: torch.cuda.set_per_process_memory_fraction({min(1.0, fraction):.2f}) or more"
+        setting = f"torch.cuda.set_per_process_memory_fraction({min(1.0, fraction):.2f})"
+        text = f"raise the cap: {setting} or more is enough here; with 1.0 there is this much more"
         return [OomAction(text, min(n.free or 0, n.total - n.limit), checked)]
 
     def _settings(self) -> list[OomAction]:
