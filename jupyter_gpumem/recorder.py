@@ -202,6 +202,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
     ) -> None:
         check_flag("stacks", stacks)
         self.recording: Recording | None = None
+        self._state = "not started"
         self._path = path
         self._place: Path | None = None
         self._options = (max_entries, stacks)
@@ -210,6 +211,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
         # Before the block, which may take hours; and where it is now, wherever the block goes.
         self._place = None if self._path is None else check_place(self._path)
         RECORDER.start(self._options[0], stacks=self._options[1])
+        self.recording, self._state = None, "running"
         return self
 
     def __exit__(
@@ -217,6 +219,7 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
     ) -> None:
         # An error in the block must come through, also when the recording was taken away meanwhile, or cannot be read
         # because the device has failed.
+        self._state = "ended, and nothing could be read"
         with contextlib.suppress(*((Exception,) if error is not None else ())):
             try:
                 self.recording = RECORDER.stop()
@@ -224,3 +227,6 @@ class record:  # noqa: N801 - reads as a verb: `with gm.record() as r:`
                 RECORDER.end()
             if self._place is not None:
                 write_recording(self.recording.snapshot, self._place)
+
+    def __repr__(self) -> str:
+        return f"<gpumem recording, {self._state}>" if self.recording is None else repr(self.recording)

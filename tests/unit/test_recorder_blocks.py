@@ -33,9 +33,12 @@ def work_in(torch, folder):
 def test_a_block_is_recorded(torch, tmp_path):
     """The block's events are kept and saved, and afterwards nobody records."""
     path = tmp_path / "run.pickle.gz"
-    with record(path, max_entries=50, stacks=False) as block:
-        assert block.recording is None
+    block = record(path, max_entries=50, stacks=False)
+    assert repr(block) == "<gpumem recording, not started>"
+    with block:
+        assert (block.recording, repr(block)) == (None, "<gpumem recording, running>")
         torch.work()
+    assert repr(block) == repr(block.recording) == "<Recording this session: 4 events, 1 segments>"
     assert len(block.recording.events(0)) == len(read_recording(path).events(0)) == 4
     assert torch.calls == [(("all",), {"context": None, "stacks": "python", "max_entries": 50}), END]
     assert recorder.RECORDER.last is block.recording
