@@ -21,6 +21,7 @@ from jupyter_gpumem.units import format_bytes
 
 from . import observer, verdicts
 from .advice import EXPANDABLE, RELEASED, Advisor, Place
+from .building import nameless
 from .numbers import numbers
 from .pinning import pins
 from .shapes import frame_place, guess_shape
@@ -208,6 +209,8 @@ def _explain(
         holders = books.holders if books is not None else ()
         if kind == "fragmentation":
             details += pins(state, found)
+        if books is not None and when == "when it happened":
+            details += nameless(state.counters.allocated, books, error)
         staying = [h for h in holders if not (released and h.kind in RELEASED)]
         if staying:
             named = ", ".join(f"{_name(h)} {format_bytes(h.allocated)}" for h in staying[:_MOST_HOLDERS])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jupyter_gpumem.holding.edges import local_names
 from jupyter_gpumem.holding.tensors import view_of_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 _NOT_THE_USERS = frozenset({"torch", __name__.partition(".")[0]})
 _MOST_TENSORS = 12
@@ -65,24 +65,21 @@ def _results(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[str, tuple[in
 
 def _innermost(error: BaseException) -> FrameType | None:
     """Return the innermost frame of the error that is not PyTorch's own."""
-    found, traceback = None, error.__traceback__
+    steps = users_steps(error)
+    return steps[-1].tb_frame if steps else None
+
+
+def users_steps(error: BaseException) -> list[TracebackType]:
+    """Return the steps of an error's traceback, the outermost first, without PyTorch's and our own."""
+    found, traceback = [], error.__traceback__
     while traceback is not None:
         if str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_THE_USERS:
-            found = traceback.tb_frame
+            found.append(traceback)
         traceback = traceback.tb_next
     return found
 
 
 def frame_place(error: BaseException) -> str | None:
     """Return where it failed: `function, line` of the innermost frame that is not PyTorch's own, or `None`."""
-    frame: Any = _innermost(error)
-    return None if frame is None else f"{frame.f_code.co_name}, line {_line(error, frame)}"
-
-
-def _line(error: BaseException, frame: FrameType) -> int:
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame is frame:
-            return traceback.tb_lineno
-        traceback = traceback.tb_next
-    return frame.f_lineno
+    steps = users_steps(error)
+    return f"{steps[-1].tb_frame.f_code.co_name}, line {steps[-1].tb_lineno}" if steps else None
