@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from jupyter_gpumem.prediction import Code, forecast, predict  # noqa: E402
 from jupyter_gpumem.report import mimebundle  # noqa: E402
-from jupyter_gpumem.virtual import containers  # noqa: E402
+from jupyter_gpumem.virtual import containers, undo  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """So few can be remembered that a test's data set is too many."""
+    """So few can be remembered that a test's data set is too many; other tests' modules are not in the session."""
     monkeypatch.setattr(containers, "MOST", 20_000)
+    monkeypatch.setattr(undo, "modules_of_the_user", lambda: [sys.modules[__name__]])
 
 
 def cell(text, namespace):
