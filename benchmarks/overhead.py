@@ -88,17 +88,11 @@ def until_idle(client, rounds: int) -> dict[str, float]:
 
     What a display costs beside the cell is in it: the kernel's output thread, the sockets, and reading the message.
     """
-    cells = {
-        "plain": "pass",
-        "plain again": "pass",
-        "a bare display() call": "display({'text/plain': ''}, raw=True)",
-        "%%gpumem": "%%gpumem\npass",
-        "%%gpumem -q": "%%gpumem -q\npass",
-    }
+    pause, cells = json.loads(run(client, "print(json.dumps([PAUSE, CELLS]))"))
     times: dict[str, list[float]] = {name: [] for name in cells}
     for number in range(rounds + 2):
         for name in random.Random(number).sample(list(cells), len(cells)):
-            time.sleep(0.005)
+            time.sleep(pause)
             began = time.perf_counter()
             request = client.execute(cells[name])
             while (

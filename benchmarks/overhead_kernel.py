@@ -95,6 +95,8 @@ VARIANTS = {
     "pytorch_memlab %%mlrun": (extension("pytorch_memlab"), "%%mlrun -f f\npass", "%%mlrun -f f\nf()"),
     "memory_profiler %memit": (extension("memory_profiler"), "%memit -r 1 pass", "%memit -r 1 f()"),
 }
+CELLS = {name: empty for name, (switch, empty, _) in VARIANTS.items() if switch is NOTHING}
+"""The empty cells that need nothing switched on: a front end can ask for them as they are."""
 ALLOCATING = ("plain", "plain again", "%%gpumem", "%gpumem_auto")
 PEERS = ("ipyexperiments", "pytorch_memlab %%mlrun", "memory_profiler %memit")
 MEASURE_CELLS = ("ipyexperiments", "memory_profiler %memit")  # `%%mlrun` profiles the lines of functions it is told
